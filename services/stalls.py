@@ -82,7 +82,7 @@ def blocked_on(status: BufferStatus, batch_size: int, num_steps: int) -> str:
         return f"learner waits for batch {status.assembled_step + 1}: {_missing(status, batch_size)}"
     leased = sum(status.leased.values())
     if leased:
-        return f"nobody: the learner trains step {status.step}, the workers sample {leased} groups"
+        return f"the learner trains step {status.step}, the workers sample {leased} groups"
     is_trained = status.committed_step >= status.step
     learner = f"the learner has trained step {status.step}" if is_trained else f"the learner trains step {status.step}"
     if status.queued.get(Purpose.FRESH.value, 0) > 0:
@@ -119,10 +119,10 @@ def _missing(status: BufferStatus, batch_size: int) -> str:
 
 
 def _nothing_open(*, is_filled: bool) -> str:
-    """Nobody samples, and nothing has failed: it is one of those who ask."""
+    """No worker samples and nothing has failed: scheduler or learner has not sent its next request."""
     if not is_filled:
-        return "nothing is asked for: does the scheduler run?"
-    return "nothing is open: the scheduler has a round to issue, or the learner has not asked for its batch"
+        return "nothing is requested: does the scheduler run?"
+    return "nothing is open: the scheduler has a round to issue, or the learner has not requested its batch"
 
 
 def _silent(status: BufferStatus) -> list[str]:

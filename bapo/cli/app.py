@@ -1,52 +1,102 @@
-"""The `bapo` command. Every mistake is one message and an exit code of `bapo.core.errors`; `--help` has examples."""
+"""The `bapo` command. Every error is one message and an exit code of `bapo.core.errors`; `--help` has examples."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
-from bapo.cli import compare, config, monitor, replay, reward, study, tokens, train, whatif
+import bapo
+from bapo.cli import (
+    compare,
+    config,
+    env,
+    init,
+    logs,
+    monitor,
+    replay,
+    reward,
+    runs,
+    stop,
+    study,
+    tokens,
+    train,
+    up,
+    whatif,
+)
 from bapo.cli.arguments import TAKES_OVERRIDES
 from bapo.cli.buffer import app as buffer
+from bapo.cli.help import HELP, Command, Group, Panel
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
 
 app = typer.Typer(
     name="bapo",
-    help="BAPO: off-policy RL post-training of language models with verifiable rewards.",
+    help="Post-train language models with reinforcement learning from verifiable rewards, off-policy (BAPO, ICLR 2026)."
+    "\n\nNew here? bapo init writes a configuration, bapo train starts it.",
+    cls=Group,
+    context_settings=HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(context_settings=TAKES_OVERRIDES)(train.train)
-app.command(context_settings=TAKES_OVERRIDES)(train.up)
-app.command(context_settings=TAKES_OVERRIDES)(train.create)
-app.command("eval", context_settings=TAKES_OVERRIDES)(train.evaluate)
-app.command()(study.study)
-app.command()(monitor.watch)
-app.command()(monitor.view)
-app.command()(monitor.track)
-app.command()(monitor.scale)
-app.command()(compare.compare)
-app.command()(compare.report)
-app.command(context_settings=TAKES_OVERRIDES)(monitor.doctor)
-app.command(context_settings=TAKES_OVERRIDES)(whatif.simulate)
-app.command()(whatif.explain)
-app.command()(replay.replay)
-app.add_typer(buffer.app, name="buffer")
-app.add_typer(config.app, name="config")
-app.add_typer(reward.app, name="reward")
-app.add_typer(tokens.app, name="tokens")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bapo {bapo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _bapo(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `bapo` itself."""
+
+
+def _add(panel: Panel, function: Callable[..., Any], name: str | None = None, *, overrides: bool = False) -> None:
+    settings = TAKES_OVERRIDES if overrides else None
+    app.command(name, cls=Command, rich_help_panel=panel.value, context_settings=settings)(function)
+
+
+_add(Panel.TRAIN, init.init)
+_add(Panel.TRAIN, train.train, overrides=True)
+_add(Panel.TRAIN, train.evaluate, "eval", overrides=True)
+_add(Panel.TRAIN, study.study)
+_add(Panel.RUNS, runs.runs)
+_add(Panel.RUNS, runs.status)
+_add(Panel.RUNS, monitor.watch)
+_add(Panel.RUNS, logs.logs)
+_add(Panel.RUNS, monitor.scale)
+_add(Panel.RUNS, stop.stop)
+_add(Panel.INSPECT, monitor.view)
+_add(Panel.INSPECT, compare.report)
+_add(Panel.INSPECT, compare.compare)
+_add(Panel.INSPECT, monitor.track)
+_add(Panel.INSPECT, whatif.explain)
+_add(Panel.INSPECT, whatif.simulate, overrides=True)
+_add(Panel.INSPECT, replay.replay)
+app.add_typer(buffer.app, name="buffer", rich_help_panel=Panel.BUFFER.value)
+app.add_typer(config.app, name="config", rich_help_panel=Panel.CONFIGURE.value)
+_add(Panel.CONFIGURE, monitor.doctor, overrides=True)
+_add(Panel.CONFIGURE, env.env)
+app.add_typer(reward.app, name="reward", rich_help_panel=Panel.DATA.value)
+_add(Panel.DEPLOY, up.up, overrides=True)
+_add(Panel.DEPLOY, up.create, overrides=True)
+app.add_typer(tokens.app, name="tokens", rich_help_panel=Panel.DEPLOY.value)
 
 
 def main() -> None:
-    """Entry point: an error of ours ends with its message and exit code, without a traceback."""
+    """Entry point: an error of this package ends with its message and exit code, without a traceback."""
     try:
         app()
     except BapoError as error:
-        # From a file or a service of others it repeats whatever stands there.
-        typer.secho(f"{type(error).__name__}: {plain_lines(str(error))}", fg=typer.colors.RED, err=True)
+        # Messages repeat text from files and services, which could hold control characters.
+        typer.secho(f"error: {plain_lines(str(error))}", fg=typer.colors.RED, err=True)
         sys.exit(error.exit_code)
 
 

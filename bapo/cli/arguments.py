@@ -1,16 +1,19 @@
-"""What commands share: CONFIG files with trailing overrides, names of runs, and the hand-over to the launcher."""
+"""What commands share: CONFIG files with trailing overrides, RUN, confirmation, and the hand-over to the launcher."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich.console import Console
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config, RunConfig
@@ -20,14 +23,37 @@ from bapo.runtime.run_directory.layout import RunDirectory
 
 AUTO = "auto"
 LATEST = "latest"
-"""In place of a run directory."""
+"""Stands for the run in `outputs` that was written to last."""
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Click settings: `--section.key value` goes to CONFIG, where `split_tokens` finds it."""
 
 Tokens = Annotated[
     list[str] | None,
-    typer.Argument(metavar="CONFIG... [--section.key VALUE]...", help="TOML files or preset names, then overrides."),
+    typer.Argument(
+        metavar="CONFIG... [--section.key VALUE]...",
+        help="TOML files or preset names, the later over the earlier; then overrides.",
+    ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print the log lines of all processes.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Runs that a shell offers for RUN."""
+    paths = [str(path.parent) for path in Path(RunConfig().root).glob("*/config.toml")]
+    return [name for name in (LATEST, *sorted(paths)) if name.startswith(incomplete)]
+
+
+_RUN = typer.Argument(
+    metavar="RUN", help="A run directory, such as outputs/demo-001, or latest.", autocompletion=complete_run
+)
+Run = Annotated[str, _RUN]
+"""Of commands that change a run, or need another argument: named, never guessed."""
+RunOrLatest = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory; default: latest.", autocompletion=complete_run)
+]
+"""Of commands that only read."""
 
 
 def split_tokens(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -80,17 +106,49 @@ def run_path(run: str) -> str:
         return run
     configs = sorted(Path(RunConfig().root).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not configs:
-        raise ConfigError(f"there is no run in {RunConfig().root}; write the path of one")
+        raise ConfigError(f"there is no run in {RunConfig().root}; write the path of a run directory")
     return str(configs[-1].parent)
 
 
+def started_line(run: RunDirectory) -> str:
+    """Which run is meant: its path, and who started it when."""
+    fields = run.read_run()
+    if not fields.get("pid") or not fields.get("started_at"):
+        return f"run {run.path}, not started on this machine"
+    at = datetime.datetime.fromtimestamp(float(fields["started_at"])).astimezone()
+    return f"run {run.path}, started by process {fields['pid']} at {at:%Y-%m-%d %H:%M:%S}"
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal before something changes; a script is not asked. Raises: typer.Abort after a no."""
+    if not yes and is_terminal():
+        typer.confirm(question, abort=True, err=True)
+
+
+def is_terminal() -> bool:
+    """Whether a person can answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on stderr what a slow step waits for: animated on a terminal, else one line."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        console.print(what, markup=False, soft_wrap=True)
+        yield
+
+
 def say(text: str) -> None:
-    """Print; in a terminal no word is broken at its edge."""
+    """Print; in a terminal, lines wrap between words."""
     width = shutil.get_terminal_size().columns
     for line in text.splitlines():
         is_long = sys.stdout.isatty() and len(line) > width
         wrapped = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if is_long else [line]
-        typer.echo("\n".join(map(plain, wrapped)))  # of a run it repeats whatever stands in its files
+        typer.echo("\n".join(map(plain, wrapped)))  # text from the files of a run may hold control characters
 
 
 def hand_over(*arguments: str) -> NoReturn:

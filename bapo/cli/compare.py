@@ -26,7 +26,7 @@ Runs = Annotated[
 ]
 
 
-Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers next to ours.")]
+Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers next to those of the runs.")]
 
 
 Against = Annotated[
@@ -34,8 +34,8 @@ Against = Annotated[
     typer.Option(
         "--against",
         metavar="METHOD",
-        help="Compare all methods with this one instead of the first; may be repeated. Tables and figures with one "
-        "reference take the first. Without it, BAPO is also compared with DAPO where both are there.",
+        help="Compare with this method instead of the first; may be repeated. Figures use the first one named. "
+        "Default: the first method, and DAPO for BAPO where both exist.",
     ),
 ]
 
@@ -49,16 +49,17 @@ def compare(
     against: Against = None,
     paper: Paper = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON for programs.")] = False,
 ) -> None:
-    """Compare runs: accuracy and differences with intervals, cost, rescued prompts.
+    """Compare runs: accuracy and differences with intervals, cost, newly solved prompts.
 
-    Runs that differ in their seed alone (mine-s1, mine-s2) are one method; the first method is what the others are
-    compared with, or those named by --against. Runs that were measured differently are refused, with the difference.
+    Runs that differ only in their seed (mine-s1, mine-s2) are one method. The others are compared with the first
+    method, or with those named by --against. Runs that were evaluated differently are refused, with the difference.
 
-    Example:  bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
-              bapo compare outputs/study-countdown
-              bapo compare outputs/study-countdown --against dapo --against bapo
+    Examples:
+
+      bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
+      bapo compare outputs/study-countdown --against dapo --against bapo
     """
     runs = list(map(run_path, runs))
     from bapo.analysis.compare.gather import against as paired
@@ -85,18 +86,20 @@ def compare(
 
 def report(
     runs: Runs,
-    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the report goes.")] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Folder to write to.")] = None,
     against: Against = None,
     paper: Paper = False,
 ) -> None:
-    """Write the dashboard of one run into RUN/report.html, which opens offline; or the paper's figures and tables.
+    """Write the page of one run to RUN/report.html, which opens offline; or figures and tables of several runs.
 
-    Of a study, of several runs, or with --out: every figure as PNG and PDF, every table as CSV and Markdown, and
-    report.md with all of them. A figure of the paper that these records do not hold is named with the reason.
+    For a study, for several runs, or with --out: every figure as PNG and PDF, every table as CSV and Markdown, and
+    report.md with all of them. A figure of the paper that these records cannot show is listed with the reason.
 
-    Example:  bapo report outputs/demo-001
-              bapo report outputs/study-countdown --paper --against dapo
-              bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
+    Examples:
+
+      bapo report outputs/demo-001
+      bapo report outputs/study-countdown --paper --against dapo
+      bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
     """
     runs = list(map(run_path, runs))
     is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
@@ -106,7 +109,7 @@ def report(
         directory = RunDirectory.open(runs[0])
         export_page(directory, directory.report_path)
     if out is None and not is_study:
-        raise ConfigError("several runs have no folder in common; name one for their report with --out FOLDER")
+        raise ConfigError("a report of several runs needs a folder: --out FOLDER")
     from bapo.analysis.compare.gather import against as paired
     from bapo.analysis.compare.gather import gather
     from bapo.analysis.compare.page import write_comparison

@@ -9,34 +9,40 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import TAKES_OVERRIDES, Tokens, load, say
+from bapo.cli.help import Command, group
 from bapo.config.load import diff, dump_toml, load_config
 from bapo.config.preset_list import PRESET_GROUPS, about_preset
 from bapo.config.tree import Config
 
 FIRST_SENTENCE = re.compile(r"(?<!Dr)[.] (?=[A-Z])")
 
-app = typer.Typer(help="Show, compare and describe configurations.", no_args_is_help=True)
+app = group("Show, compare and describe configurations; list the presets.")
 
 
-@app.command(context_settings=TAKES_OVERRIDES)
+@app.command(cls=Command, context_settings=TAKES_OVERRIDES)
 def show(config: Tokens = None) -> None:
     """Print the resolved configuration as TOML.
 
-    Example:  bapo config show --preset bapo --learner.lr 1e-4
+    Examples:
+
+      bapo config show run.toml
+      bapo config show --preset bapo --learner.lr 1e-4
     """
     typer.echo(dump_toml(load(config)), nl=False)
 
 
-@app.command("diff", context_settings=TAKES_OVERRIDES)
+@app.command("diff", cls=Command, context_settings=TAKES_OVERRIDES)
 def show_diff(
     config: Tokens = None,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="CONFIG", help="File or preset; default: the preset beneath.")
+        str | None, typer.Option("--against", metavar="CONFIG", help="File or preset; default: the preset of CONFIG.")
     ] = None,
 ) -> None:
-    """Print every key that differs from the preset beneath, or from another configuration.
+    """Print every setting that differs from the preset, or from another configuration.
 
-    Example:  bapo config diff deploy/configs/demo.toml --against grpo
+    Examples:
+
+      bapo config diff deploy/configs/demo.toml --against grpo
     """
     mine = load(config)
     beneath = against or mine.preset
@@ -45,11 +51,13 @@ def show_diff(
         typer.echo(line)
 
 
-@app.command()
+@app.command(cls=Command)
 def presets() -> None:
-    """List the presets in groups, each with its first sentence.
+    """List the presets, grouped, with one sentence each; "Start here" comes first.
 
-    Example:  bapo config presets
+    Examples:
+
+      bapo config presets
     """
     width = max(len(name) for names in PRESET_GROUPS.values() for name in names)
     for heading, names in PRESET_GROUPS.items():
@@ -58,10 +66,12 @@ def presets() -> None:
             say(f"  {name:{width}}  {FIRST_SENTENCE.split(about_preset(name))[0].rstrip('.')}")
 
 
-@app.command()
+@app.command(cls=Command)
 def schema() -> None:
-    """Print the JSON schema of the configuration: every key with its type, default, bounds and meaning.
+    """Print the JSON schema of the configuration: every setting with type, default, bounds and meaning.
 
-    Example:  bapo config schema > bapo.schema.json
+    Examples:
+
+      bapo config schema > bapo.schema.json
     """
     typer.echo(json.dumps(Config.model_json_schema(), indent=2))

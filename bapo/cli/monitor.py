@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -13,82 +12,95 @@ from typing import Annotated, NoReturn
 import typer
 
 from bapo.analysis.trackers.base import Sender, TrackedRun, Tracker, load_tracker
-from bapo.cli.arguments import Tokens, hand_over, load, open_run
-from bapo.config.load import dump_toml, load_resolved
+from bapo.cli.arguments import Run, RunOrLatest, Tokens, Yes, confirm, hand_over, load, open_run, started_line
+from bapo.cli.start import launch
+from bapo.config.load import load_resolved
 from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.text import plain
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.endpoints import rollout_url
 from bapo.transport.rollout_client import RolloutClient
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
 SCALE_TIMEOUT_S = 5.0
 
 
-def watch(run: Run) -> None:
-    """Show the live table of a running run, or the last one of a run that has ended.
+def watch(run: RunOrLatest = "latest") -> None:
+    """Show the live table of a run until it ends or Ctrl-C; of a run that has ended, its last table.
 
-    Example:  bapo watch outputs/demo-001
+    Outside a terminal: one line per step, process and measurement. The run itself is not affected.
+
+    Examples:
+
+      bapo watch outputs/demo-001
     """
     hand_over("watch", "--run-dir", str(open_run(run).path))
 
 
 def scale(
-    run: Run, num: Annotated[int, typer.Argument(metavar="N", help="How many workers from now on.", min=1)]
+    run: Run,
+    num: Annotated[int, typer.Argument(metavar="N", help="Number of workers.", min=1)],
+    yes: Yes = False,
 ) -> None:
-    """Change the number of rollout workers of a live run.
+    """Change the number of rollout workers of a running run.
 
-    Example:  bapo scale outputs/demo-001 2
-              bapo scale latest 2
+    Examples:
+
+      bapo scale outputs/demo-001 2
+      bapo scale latest 2 --yes
     """
     directory = open_run(run)
     config = load_resolved(directory.config_path)
+    typer.echo(plain(started_line(directory)), err=True)
     try:
         url, token = rollout_url(config, directory, timeout_s=0.0), token_for_run(directory.path)
         client = RolloutClient(url, retry_s=SCALE_TIMEOUT_S, token=token)
+        confirm(f"change its {len(client.workers())} workers to {num}?", yes=yes)
         client.scale(num)
         workers = client.workers()
     except (DeadlineError, UnavailableError) as error:
         raise UnavailableError(f"run {directory.path} does not answer, so it cannot be scaled: {error}") from error
-    typer.echo(f"{directory.path} will have {num} rollout workers")
+    typer.echo(f"{directory.path}: target is {num} rollout worker{'s' if num > 1 else ''}")
     for worker in workers:
         typer.echo(f"{worker.worker_id}: {worker.state}, version {worker.policy_version}")
 
 
 def doctor(
-    config: Tokens = None, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+    config: Tokens = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and failures only.")] = False,
 ) -> None:
-    """Check what would stop a run on this machine: versions, GPUs, ports, memory, disk, Redis, data, reward,
-    model.
+    """Check what would stop a run on this machine: software, GPUs, ports, memory, disk, Redis, data, reward, model.
 
-    Example:  bapo doctor deploy/configs/demo.toml
+    It takes up to a minute; bapo train CONFIG --dry-run checks the configuration in seconds.
+
+    Examples:
+
+      bapo doctor run.toml
+      bapo doctor deploy/configs/demo.toml --json
     """
-    resolved = load(config)
-    with tempfile.TemporaryDirectory(prefix="bapo-doctor-") as folder:
-        path = Path(folder) / "config.toml"
-        path.write_text(dump_toml(resolved))
-        flags = ["--config", str(path), *(["--json"] if as_json else [])]
-        checked = subprocess.run([sys.executable, "-m", "services.launcher", "doctor", *flags], check=False)
-    raise typer.Exit(checked.returncode)
+    launch("doctor", load(config), *(["--json"] if as_json else []), *(["--quiet"] if quiet else []))
 
 
 # `bapo view`: the web page of a run, from its run directory.
 
 
 def view(
-    run: Run,
+    run: RunOrLatest = "latest",
     export: Annotated[
-        str | None, typer.Option("--export", metavar="FILE", help="Write the page into one file that opens offline.")
+        str | None, typer.Option("--export", metavar="FILE", help="Write the page to one file that opens offline.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8709,
+    port: Annotated[int, typer.Option("--port", help="0: a free port.")] = 8709,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
-    """Show the web page of a run, finished or not, without Redis; or write it into one file.
+    """Serve the web page of a run from its records, or write it to one file.
 
-    A run in progress serves the same page itself: `bapo train` prints its address.
+    A running run serves the same page itself: bapo train prints its URL, and so does bapo status.
 
-    Example:  bapo view outputs/demo-001
-              bapo view outputs/demo-001 --export demo.html
+    Examples:
+
+      bapo view outputs/demo-001
+      bapo view outputs/demo-001 --export demo.html
     """
     directory = open_run(run)
     if export is not None:
@@ -99,7 +111,7 @@ def view(
 
 
 def export_page(run: RunDirectory, file: str | Path) -> NoReturn:
-    """Write the page of a run into one file, and end as that ends."""
+    """Write the page of a run to one file; ends with the exit code of that."""
     raise typer.Exit(subprocess.run(_command(run, "--export", str(file)), check=False).returncode)
 
 
@@ -107,22 +119,24 @@ def _command(run: RunDirectory, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]
 
 
-# `bapo track`: a run's numbers for TensorBoard or W&B.
+# `bapo track`: a run's metrics for TensorBoard or W&B.
 
-LOOK_EVERY_S = 2.0
+POLL_EVERY_S = 2.0
 
 
 def track(
     run: Run,
     to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard or wandb.")],
-    project: Annotated[str, typer.Option("--project", help="Of W&B.")] = "bapo",
+    project: Annotated[str, typer.Option("--project", help="W&B project.")] = "bapo",
 ) -> None:
-    """Send the numbers of a run to an experiment tracker: all so far, and the next ones until the run ends.
+    """Send the metrics of a run to an experiment tracker, from its first step until the run ends.
 
-    Reads the run directory alone: the run neither knows nor waits. Ctrl-C ends it; called again, it starts over.
+    Only the run directory is read; the run itself is not affected. Ctrl-C stops it; the next call starts over.
 
-    Example:  bapo track outputs/demo-001 --to tensorboard
-              bapo track outputs/demo-001 --to wandb --project reasoning
+    Examples:
+
+      bapo track outputs/demo-001 --to tensorboard
+      bapo track outputs/demo-001 --to wandb --project reasoning
     """
     directory = open_run(run)
     config = load_resolved(directory.config_path).model_dump(mode="json")
@@ -139,12 +153,12 @@ def _follow(directory: RunDirectory, tracker: Tracker) -> int:
     sender, rows = Sender(directory, tracker), 0
     try:
         while True:
-            goes_on = directory.is_under_way  # asked first: what the run writes before its end is sent, too
+            may_write_more = directory.is_under_way  # read first: rows that a run writes before its end are sent, too
             if new := sender.send_new():
                 rows += new
                 typer.echo(f"{rows} rows sent", err=True)
-            if not goes_on:
+            if not may_write_more:
                 return rows
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
     except KeyboardInterrupt:
         return rows

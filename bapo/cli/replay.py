@@ -10,38 +10,39 @@ from typing import Annotated
 import typer
 
 from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of
-from bapo.cli.arguments import open_run
+from bapo.cli.arguments import Run, open_run
 from bapo.cli.buffer.target import AsJson
-from bapo.cli.whatif import RunArgument
 from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError
 
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=1, help="The step to repeat.")]
 Frame = Annotated[
-    Path | None, typer.Option("--frame", metavar="FILE", help="A batch to repeat, as the learner keeps them.")
+    Path | None, typer.Option("--frame", metavar="FILE", help="File of a recorded batch, instead of --step.")
 ]
 
 
 TokenRecords = Annotated[
-    bool, typer.Option("--token-records", help="Write RUN/token_records of the repeated steps, for the run's page.")
+    bool, typer.Option("--token-records", help="Write the token records of these steps to RUN, for its page.")
 ]
 
 
 def replay(
-    run: RunArgument,
+    run: Run,
     step: Step = None,
     frame: Frame = None,
     token_records: TokenRecords = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat the learner's step N on its recorded batch, and compare loss, gradient norm and weights with the run.
+    """Repeat a learner step on its recorded batch, and compare loss, gradient norm and weights with the run.
 
-    The learner starts from the newest checkpoint before N and redoes the steps in between; nothing is sampled and
-    nothing in RUN is changed, except token records if you ask for them. Exit code 4 when the step diverges (again).
+    The learner starts from the latest checkpoint before the step and repeats the steps in between. Nothing is sampled,
+    and nothing in RUN is changed except token records on request. Exit code 4: the step diverges.
 
-    Example:  bapo replay outputs/demo-001 --step 17
-              bapo replay outputs/demo-001 --step 17 --token-records
-              bapo replay outputs/demo-001 --frame outputs/demo-001/diverged/step-000117.frame
+    Examples:
+
+      bapo replay outputs/demo-001 --step 17
+      bapo replay outputs/demo-001 --step 17 --token-records
+      bapo replay latest --frame outputs/mine/diverged/step-000117.frame
     """
     directory = open_run(run)
     if (step is None) == (frame is None):

@@ -1,9 +1,9 @@
-"""`bapo reward test`: does a reward reward the right answers of a data set, and nothing else?"""
+"""`bapo reward test`: does a reward give 1 to the correct answers of a data set, and to nothing else?"""
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -11,18 +11,19 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
 
-from bapo.cli.arguments import say
+from bapo.cli.arguments import say, waiting
+from bapo.cli.help import Command, group
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.dataset import Columns
+from bapo.tasks.dataset import Columns, is_file
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
 
 SHOWN = 5
 """Problems that are printed; `--json` has all."""
 
-app = typer.Typer(help="Try a reward before it costs a run.", no_args_is_help=True)
+app = group("Test a reward function on your data before you train with it.")
 
 
 @app.callback()
@@ -30,7 +31,7 @@ def _reward() -> None:
     """Without this, typer would make the one command the whole of `bapo reward`."""
 
 
-@app.command("test")
+@app.command("test", cls=Command)
 def try_out(
     reward: Annotated[str, typer.Argument(metavar="REWARD", help="As task.reward: file.py:f, trl:..., verl:...")],
     data: Annotated[
@@ -38,29 +39,37 @@ def try_out(
     ],
     gold_format: Annotated[str, typer.Option(help="Format of a correct response.")] = "{answer}",
     prompt_column: Annotated[str, typer.Option(help="Dots step into nested columns.")] = "prompt",
-    answer_column: Annotated[str | None, typer.Option(help="Default: recognised by the layout.")] = None,
-    columns: Annotated[str, typer.Option(help="Further columns that the reward asks for: level,nums.")] = "",
+    answer_column: Annotated[str | None, typer.Option(help="Default: recognized by the layout.")] = None,
+    columns: Annotated[str, typer.Option(help="Further columns that the reward reads: level,nums.")] = "",
     reward_range: Annotated[
-        tuple[float, float], typer.Option(metavar="LOW HIGH", help="As task.reward_range: -1 1 for verl's DAPO.")
+        tuple[float, float], typer.Option(metavar="LOW HIGH", help="Lowest and highest reward: -1 1 for verl's DAPO.")
     ] = (0.0, 1.0),
-    rows: Annotated[int, typer.Option(min=1, help="Up to this many, from the beginning of the file.")] = 1000,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="As task.grading_timeout_s, for one response.")] = 10.0,
-    min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="Less than this is exit code 1.")] = 0.99,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of sentences.")] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to test, from the beginning of the file.")] = 1000,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.001, help="Seconds for one response, as task.grading_timeout_s.")
+    ] = 10.0,
+    min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="A lower accuracy is exit code 1.")] = 0.99,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> None:
-    """Grade the gold answer of every row, and the answer of another row: the first must be 1, the second must not.
+    """Test a reward function: the correct answer of each row must get 1, the answer of another row must not.
 
-    Exit code 0 when the reward is fit for training, 1 when it is not, 2 when it or the file cannot be loaded.
+    Exit code 0: fit for training; 1: not fit; 2: reward or data cannot be loaded.
 
-    Example:  bapo reward test my_rewards.py:exact --data train.parquet
-              bapo reward test verl:score.py:compute_score --data train.parquet --gold-format "#### {answer}"
+    Examples:
+
+      bapo reward test my_rewards.py:exact --data train.parquet
+      bapo reward test verl:score.py:compute_score --data train.parquet \\
+          --gold-format "#### {answer}"
     """
     if "{answer}" not in gold_format:
         raise ConfigError(f"--gold-format {gold_format!r} must have the field {{answer}}")
     trial, extra = Trial(), tuple(name for name in columns.split(",") if name)
-    prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
+    with waiting(f"loading {data} from the Hugging Face Hub") if not is_file(data) else nullcontext():
+        prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
+    if not prompts:
+        raise ConfigError(f"no row of {data} can be used: {trial.problems[0]}")
     with closing(_graders(reward, reward_range, timeout_s)) as graders:
         progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial)
         for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):
@@ -131,6 +140,6 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
     if is_fit:
         say("fit for training")
     elif _says_yes_to_all(trial):
-        say("not fit: it rewards the answers of other rows too, so there is nothing to learn from it")
+        say("not fit: it rewards the answers of other rows too, so a model cannot learn from it")
     else:
-        say("not fit: it must reward every right answer by 1 (--gold-format says how one looks), and fail on no other")
+        say("not fit: every correct answer must get 1 (--gold-format says what one looks like), and no other may raise")

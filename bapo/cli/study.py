@@ -40,10 +40,10 @@ QUIET_S = 60.0
 
 
 def study(
-    file: Annotated[str, typer.Argument(metavar="STUDY.toml", help="Methods, seeds and what they share.")],
+    file: Annotated[str, typer.Argument(metavar="STUDY.toml", help="Methods, seeds and common settings.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its time, and stop.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="METHOD", help="This method alone; may be repeated.")
+        list[str] | None, typer.Option("--only", metavar="METHOD", help="Only this method; may be repeated.")
     ] = None,
     budget_s: Annotated[
         float | None, typer.Option("--budget-s", metavar="S", help="Start no run that would end later than this.")
@@ -55,16 +55,19 @@ def study(
         Path | None, typer.Option("--pack", metavar="FILE.tar.xz", help="Write the records of finished runs, and stop.")
     ] = None,
     unpack_from: Annotated[
-        Path | None, typer.Option("--unpack", metavar="FILE.tar.xz", help="Take finished runs from there, and stop.")
+        Path | None, typer.Option("--unpack", metavar="FILE.tar.xz", help="Read finished runs from a file, and stop.")
     ] = None,
 ) -> None:
-    """Run methods x seeds, each a run of its own, and resume where an earlier call stopped: finished runs are kept.
+    """Run several methods with several seeds, each as a run of its own, and resume where an earlier call stopped.
 
-    Ctrl-C ends the live runs, which can then be resumed; a run that fails does not stop the others.
+    Ctrl-C stops the running runs, which the next call resumes; a run that fails does not stop the others.
 
-    Example:  bapo study deploy/configs/study-countdown.toml --dry-run
-              bapo study deploy/configs/study-countdown.toml --only grpo --only bapo --budget-s 3600
-              bapo study deploy/configs/study-countdown.toml --unpack docs/studies/countdown.tar.xz
+    Examples:
+
+      bapo study deploy/configs/study-countdown.toml --dry-run
+      bapo study deploy/configs/study-countdown.toml --only grpo --only bapo
+      bapo study deploy/configs/study-countdown.toml \\
+          --unpack docs/studies/countdown.tar.xz
     """
     planned = read_study(file, only or [])
     if pack_into or unpack_from:

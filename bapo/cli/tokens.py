@@ -6,28 +6,31 @@ from typing import Annotated
 
 import typer
 
+from bapo.cli.help import Command, group
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.auth.redis_password import RedisSecrets
 from bapo.runtime.auth.token_store import ACTIVE, TokenSet
 
-app = typer.Typer(help="Make and replace the tokens that services show each other.", no_args_is_help=True)
+app = group("Create, rotate and retire the tokens of services that listen beyond one machine.")
 
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where the set is, for example RUN/tokens.")]
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of the tokens, such as RUN/tokens.")]
 Who = Annotated[Role, typer.Argument(metavar="ROLE", help="worker, learner, scheduler, evaluator, viewer, operator.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def create(
     folder: Folder,
-    redis: Annotated[bool, typer.Option("--redis", help="Also a password and an ACL file for a Redis.")] = False,
+    redis: Annotated[bool, typer.Option("--redis", help="Also create a password and an ACL file for Redis.")] = False,
 ) -> None:
-    """Make a token for every role; what is there already stays as it is. The launcher does this for its own runs.
+    """Create a token for every role; existing tokens are kept. bapo train does this for its own runs.
 
-    Example:  bapo tokens create secrets
+    Examples:
+
+      bapo tokens create secrets
     """
     tokens = TokenSet(folder)
     tokens.create()
-    typer.echo(f"services accept what stands in {tokens.accepted_path}; tokens, by role:")
+    typer.echo(f"services accept the tokens in {tokens.accepted_path}; tokens by role:")
     for role in Role:
         typer.echo(f"  {role.value:<10} {tokens.path_of(role)}")
     if redis:
@@ -36,21 +39,25 @@ def create(
         typer.echo(f"Redis: password in {made.password_path}, users for --aclfile in {made.users_path}")
 
 
-@app.command()
+@app.command(cls=Command)
 def rotate(folder: Folder, role: Who) -> None:
-    """Give a role a new token. The one before stays valid until `retire`.
+    """Give a role a new token; the previous one stays valid until bapo tokens retire.
 
-    Example:  bapo tokens rotate outputs/demo-001/tokens worker
+    Examples:
+
+      bapo tokens rotate outputs/demo-001/tokens worker
     """
     TokenSet(folder).rotate(role)
     typer.echo(f"{role.value} has a new token; {ACTIVE} are valid until: bapo tokens retire {folder} {role.value}")
 
 
-@app.command()
+@app.command(cls=Command)
 def retire(folder: Folder, role: Who) -> None:
-    """Accept only the newest token of a role; services notice within a second.
+    """Accept only the latest token of a role; services reload it within a second.
 
-    Example:  bapo tokens retire outputs/demo-001/tokens worker
+    Examples:
+
+      bapo tokens retire outputs/demo-001/tokens worker
     """
     TokenSet(folder).retire(role)
-    typer.echo(f"only the newest token of {role.value} is valid")
+    typer.echo(f"only the latest token of {role.value} is valid")

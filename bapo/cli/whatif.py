@@ -15,26 +15,21 @@ from bapo.analysis.whatif.explanation import explain as explain_prompt
 from bapo.analysis.whatif.explanation import find_prompt
 from bapo.analysis.whatif.recording import Recording, read_recording
 from bapo.analysis.whatif.simulation import Reproduction, SimulatedStep, Source, as_recorded, compare, what_if
-from bapo.cli.arguments import open_run, say
+from bapo.cli.arguments import Run, open_run, say
 from bapo.cli.buffer.target import AsJson, make_console, print_json
 from bapo.config.load import diff, load_resolved
 from bapo.config.tree import Config
-from bapo.core.text import plain
+from bapo.core.text import ORIGIN_COLORS, plain
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
 
 NOT_ANSWERED = (
-    "This is what the batches would have been, from the groups that were sampled in the recorded run. It does not "
-    "answer what the model would have learned: other batches make other weights, and other weights other responses."
+    "These are the batches that the recorded groups would have formed. They do not say what the model would have "
+    "learned: other batches give other weights, and other weights give other responses."
 )
 
 
 WITHIN = 10
-
-
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +49,24 @@ class Result:
 
 def simulate(
     context: typer.Context,
-    run: RunArgument,
+    run: Run,
     within: Annotated[
-        int, typer.Option("--within", min=0, help="Steps from which a group may stand in for a missing re-evaluation.")
+        int,
+        typer.Option("--within", min=0, help="Replace a missing re-evaluation by a group up to N steps away."),
     ] = WITHIN,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Most rows of the table.")] = 20,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of the table, at most.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Replay a run's recorded groups through batch construction, with other settings, in seconds.
 
-    Without settings it checks that the replay gives the recorded batches. Settings are --algorithm.KEY VALUE and
-    --cadence.reevaluation_interval VALUE. It says nothing of what the model would have learned.
+    Without settings it checks that the replay reproduces the recorded batches. Settings are --algorithm.KEY VALUE and
+    --cadence.reevaluation_interval VALUE. It does not say what the model would have learned.
 
-    Example:  bapo simulate outputs/demo-001
-              bapo simulate outputs/demo-001 --algorithm.c1 0.25 --cadence.reevaluation_interval 10
-              bapo simulate outputs/demo-001 --algorithm.use_x3 false
+    Examples:
+
+      bapo simulate outputs/demo-001
+      bapo simulate outputs/demo-001 --algorithm.c1 0.25
+      bapo simulate outputs/demo-001 --cadence.reevaluation_interval 10
     """
     result = simulated(open_run(run), context.args, within=within)
     if as_json:
@@ -108,7 +106,7 @@ def _head(result: Result) -> Iterator[str]:
     yield f"run {result.recording.name}: {result.reproduction.sentence}"
     if not result.reproduction.exact:
         yield (
-            "its records do not tell the whole state (entries may have been dropped from of the buffer by hand), so a "
+            "the records do not hold the whole state (entries may have been dropped from the buffer by hand), so the "
             "simulation is not exact either"
         )
     yield from (f"with {change}" for change in result.changes)
@@ -159,9 +157,6 @@ def _step_map(step: SimulatedStep) -> dict[str, Any]:
     }
 
 
-COLOURS = {Origin.X1: "blue", Origin.X2: "dark_orange", Origin.X3: "green"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
     sizes: dict[Origin, float]
@@ -202,7 +197,7 @@ def comparison_table(
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bright_black")
     table.add_column("step", no_wrap=True)
     for origin in Origin:
-        table.add_column(origin.value.upper(), justify="right", style=COLOURS[origin], no_wrap=True)
+        table.add_column(origin.value.upper(), justify="right", style=ORIGIN_COLORS[origin.value], no_wrap=True)
     for name in (f"of {batch_size}", "B_bad", "B_high", "r_tot", "c2-c3"):
         table.add_column(name, justify="right", no_wrap=True)
     if changed:
@@ -240,17 +235,19 @@ ALL = "all"
 
 
 def explain(
-    run: RunArgument,
+    run: Run,
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or its beginning; all: of a step.")
+        str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or its beginning; all: every prompt.")
     ],
-    step: Annotated[int, typer.Argument(metavar="STEP", help="The learner step whose batch is meant.", min=1)],
+    step: Annotated[int, typer.Argument(metavar="STEP", help="The learner step.", min=1)],
     as_json: AsJson = False,
 ) -> None:
-    """Say in one sentence, with the inequality that decided it, why a prompt was or was not in a batch.
+    """Explain in one sentence why a prompt was or was not in a batch, with the inequality that decided it.
 
-    Example:  bapo explain outputs/demo-001 3f2a 17
-              bapo explain outputs/demo-001 all 17
+    Examples:
+
+      bapo explain outputs/demo-001 3f2a 17
+      bapo explain outputs/demo-001 all 17
     """
     recording = read_recording(open_run(run))
     recorded = recording.step(step)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten
+from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, preset_names
 from bapo.config.names import ALIASES, our_key
 from bapo.config.tree import Config
 
@@ -121,6 +121,10 @@ def _line(details: Any, sources: Mapping[Key, str]) -> str:
         return f"{dotted(loc)}: {message}" if loc else message
     if details["type"] == "missing":
         loc, message = loc[:-1], "too few values"
+    if details["type"] == "string_pattern_mismatch":
+        message = "write letters, digits and . _ -, beginning with a letter or digit, 64 at most"
+    if details["type"] == "literal_error" and details["input"] in preset_names():
+        message += f'. The method {details["input"]} is a preset: write preset = "{details["input"]}"'
     key = tuple(str(part) for part in loc)
     source = next((sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in sources), "default")
     return f"{source}: {dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}"

@@ -18,6 +18,7 @@ from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.settings import MOST_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.buffer import BufferConfig
+from bapo.config.layers import preset_names
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
@@ -168,9 +169,11 @@ class Config(Frozen):
     def composer_exists(self) -> Self:
         known = composer_names()
         if self.algorithm.name not in known:
+            is_preset = self.algorithm.name in preset_names()
+            hint = f'; {self.algorithm.name} is a preset: write preset = "{self.algorithm.name}"' if is_preset else ""
             raise ValueError(
                 f'algorithm.name = "{self.algorithm.name}": there is no such composer'
-                f"{did_you_mean(self.algorithm.name, known)}; write one of {', '.join(known)}"
+                f"{did_you_mean(self.algorithm.name, known)}; write one of {', '.join(known)}{hint}"
             )
         return self
 

@@ -12,7 +12,7 @@
         OutOfMemoryError   a process had too little memory                       exit 3, the message names settings
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
       NodeDiedError        the Ray node of a rollout server is gone              exit 1 like a crash: it is restarted
-      DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
+      DeadlineError        a named wait ran past its deadline                    exit 5, names what it waited for
       RankLostError        another rank of the learner is gone or silent         exit 6, the other one is the cause
       GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
       DivergenceError      loss or gradient is not finite                        exit 4, the message names the batch

@@ -19,6 +19,9 @@ def plain_lines(text: str) -> str:
 
 
 ORIGINS = ("x1", "x2", "x3")
+ORIGIN_COLORS = {"x1": "blue", "x2": "orange3", "x3": "green"}
+"""In a terminal, as on the page and in Grafana. Terminals of 16 colors show orange3 as yellow, and a brighter orange as
+red, which means an error."""
 
 
 def duration(seconds: float) -> str:
@@ -44,10 +47,10 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def oldest(row: Mapping[str, Any]) -> int:
-    """Most steps between sampling and training in one batch."""
-    ages = [row.get(f"staleness_{origin}_max") for origin in ORIGINS if row.get(origin)]
-    return max((int(age) for age in ages if age is not None), default=0)
+def staleness(row: Mapping[str, Any], origin: str) -> int | None:
+    """Most steps between sampling and training of a step's groups of one origin; None: it has none."""
+    value = row.get(f"staleness_{origin}_max") if row.get(origin) else None
+    return None if value is None else int(value)
 
 
 def num_groups(row: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,3 +63,39 @@ def bound_log(log_path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
             log_file.seek(-max_bytes, os.SEEK_END)
             rotated_path(log_path).write_bytes(log_file.read(max_bytes))
         log_file.truncate(0)
+
+
+class LogFollower:
+    """Reads the logs of a folder, `<part>.log`: the latest lines, then what is added."""
+
+    def __init__(self, folder: Path, part: str | None = None) -> None:
+        """`part`: only this log; None: all, also those that appear later."""
+        self._folder, self._part = folder, part
+        self._read: dict[str, int] = {}
+        """Bytes of each log that were read, up to the end of a line."""
+
+    def parts(self) -> list[str]:
+        """Names of the logs that exist, sorted."""
+        return [path.stem for path in sorted(self._folder.glob(f"{self._part or '*'}.log"))]
+
+    def latest(self, part: str, num_lines: int) -> list[str]:
+        """The last lines of a log; `new_lines` continues after them."""
+        lines = self._new_of(part)
+        return lines[max(0, len(lines) - num_lines) :]
+
+    def new_lines(self) -> Iterator[tuple[str, str]]:
+        """(part, line) of every whole line since the last call."""
+        for part in self.parts():
+            for line in self._new_of(part):
+                yield part, line
+
+    def _new_of(self, part: str) -> list[str]:
+        with suppress(FileNotFoundError), (self._folder / f"{part}.log").open("rb") as log_file:
+            size = os.fstat(log_file.fileno()).st_size
+            start = self._read.get(part, 0)
+            start = 0 if start > size else start  # rotated
+            log_file.seek(start)
+            whole, newline, _ = log_file.read(size - start).rpartition(b"\n")
+            self._read[part] = start + len(whole) + len(newline)
+            return whole.decode(errors="replace").splitlines() if newline else []
+        return []

@@ -13,7 +13,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -263,6 +263,11 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
     extra = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
+    if not row.has(columns.prompt):
+        raise ConfigError(
+            f"{row.where}: column {columns.prompt!r} is missing or null; the row has {list(row.values)}. "
+            "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
+        )
     value = columns.asked(row.get(columns.prompt))
     if isinstance(value, list):
         text = write(row, value)
@@ -389,15 +394,23 @@ def read_rows(source: str) -> Iterator[Row]:
     Raises: ConfigError, also while iterating, for a file that is missing or malformed.
     """
     path = Path(source)
-    readers = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}
-    if path.suffix in readers:
+    if is_file(source):
         if not path.is_file():
-            raise ConfigError(f"dataset file {source} does not exist (looked in {Path.cwd()})")
-        return readers[path.suffix](path)
+            raise ConfigError(f"dataset file {source} does not exist (searched in {Path.cwd()})")
+        return _READERS[path.suffix](path)
     hub_id = _HUB_ID.fullmatch(source)
-    if hub_id is None or path.exists() or path.suffix in _OTHER_FILES:
-        raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
+    assert hub_id is not None  # is_file refuses anything else
     return _hub_rows(hub_id[1], hub_id[2] or "train")
+
+
+def is_file(source: str) -> bool:
+    """Whether the source is written as a file, which may be missing; False: a Hub id. Raises: ConfigError."""
+    path = Path(source)
+    if path.suffix in _READERS:
+        return True
+    if _HUB_ID.fullmatch(source) is None or path.exists() or path.suffix in _OTHER_FILES:
+        raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
+    return False
 
 
 def answer_column(row: Row) -> str:
@@ -407,7 +420,7 @@ def answer_column(row: Row) -> str:
             return column
     raise ConfigError(
         f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
-        f"name it in task.options.answer_column. The row has {list(row.values)}"
+        f"name it in task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
     )
 
 
@@ -449,17 +462,20 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise ConfigError(f"{path}: not a readable parquet file (after row {number}): {error}") from error
 
 
+_READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}
+
+
 def _hub_rows(name: str, split: str) -> Iterator[Row]:
+    """Loaded before the first row is read, so that a package or data set that is missing is not an error of a row."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"dataset {name!r} is a Hub id and needs the package `datasets` (pip install datasets), "
-            "or save it as a parquet or jsonl file and give the file's path"
+            f"dataset {name!r} is a Hub id and needs the package `datasets`: pip install datasets; "
+            "or save it as a .parquet or .jsonl file and give the file's path"
         ) from error
     try:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # loading runs the Hub's client and the data set's own reader
         raise ConfigError(f"dataset {name!r} split {split!r} could not be loaded: {error}") from error
-    for number, values in enumerate(rows, start=1):
-        yield Row(where=f"{name}:{split} row {number}", values=values)
+    return (Row(where=f"{name}:{split} row {number}", values=values) for number, values in enumerate(rows, start=1))

@@ -156,7 +156,7 @@ class Trial:
 
     def end(self) -> None:
         """Audit, end the run, check its records."""
-        audit = self._inside("buffer", "verify", "--run", str(self.run.path))
+        audit = self._inside("buffer", "verify", str(self.run.path))
         self._inside_signal()
         self._wait(lambda: self._head.poll() is not None, "the end of the run")
         rows = self.run.read_metrics()

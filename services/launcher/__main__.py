@@ -1,6 +1,6 @@
-"""`python -m services.launcher {train,up,buffer,evaluate,watch,doctor} ...`: what the `bapo` command runs.
+"""`python -m services.launcher {train,up,buffer,evaluate,watch,doctor,dry-run} ...`: what the `bapo` command runs.
 
-Exit codes: 0 finished; 130 ended by the user; otherwise that of the process that failed, or of the error.
+Exit codes: 0 finished; 130 stopped by the user; otherwise that of the process that failed, or of the error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import scenarios
-from services.launcher.display.console import LineDisplay, make_display, watch
+from services.launcher.display.console import Display, LineDisplay, QuietDisplay, VerboseDisplay, make_display, watch
 from services.launcher.display.summary import evaluation_summary, losses_of, summary
 from services.launcher.doctor import checks
 from services.launcher.doctor.doctor import run_doctor
+from services.launcher.doctor.dry_run import dry_run
 from services.launcher.gpus.devices import visible_here
 from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.session import Session, lock, remember
@@ -41,63 +42,77 @@ def main() -> int:
     console = Console(highlight=False)
     try:
         if flags.verb == "doctor":
-            return run_doctor(load_resolved(flags.config), console, as_json=flags.json)
+            return run_doctor(load_resolved(flags.config), console, as_json=flags.json, is_quiet=flags.quiet)
+        if flags.verb == "dry-run":
+            return dry_run(load_resolved(flags.config), flags.plan, console)
         run = RunDirectory.open(flags.run_dir)
         if flags.verb == "watch":
             return watch(load_resolved(run.config_path), run, console)
         with lock(run):
             return _launch(flags, run, console)
     except BapoError as error:
-        console.print(Text(f"{type(error).__name__}: {error}", "red"), soft_wrap=True)
+        Console(stderr=True, highlight=False).print(Text(f"error: {error}", "red"), soft_wrap=True)
         return error.exit_code
 
 
 def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> int:
-    """Run a scenario to its end, whatever that is, and say what it was."""
+    """Run a scenario to its end, and report how it ended."""
     config = load_resolved(run.config_path)
     interrupts = Interrupts()
     interrupts.install()
     gpus = _preflight(config, flags, run)
-    if flags.verb != "buffer":
+    if flags.verb != "buffer" and not flags.quiet:
         for check in checks.limits_of(config):
             if check.status == "warn":
                 console.print(Text(check.detail, "yellow"), soft_wrap=True)
     was_finished = run.read_run().get("status") == "finished"
-    display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)
+    display = _display(flags, run, console)
     try:
         with Session(config, run, display, interrupts, gpus, adds_records=flags.verb != "buffer") as session:
             _scenario(flags)(session)
     except InterruptedRunError:
-        message = "ended by the user" + _how_to_go_on(flags, run, INTERRUPTED)
+        message = "stopped by the user" + _how_to_resume(flags, run, INTERRUPTED)
         # A trained run whose buffer is inspected again stays a trained run.
         status = "finished" if was_finished and flags.verb == "buffer" else "interrupted"
         return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:
         code = error.child.exit_code or 1
-        return _end(run, console, code, "failed", explain(error.child) + _how_to_go_on(flags, run, code))
+        return _end(run, console, code, "failed", explain(error.child) + _how_to_resume(flags, run, code))
     except BapoError as error:
-        message = f"{type(error).__name__}: {error}" + _how_to_go_on(flags, run, error.exit_code)
+        message = f"error: {error}" + _how_to_resume(flags, run, error.exit_code)
         return _end(run, console, error.exit_code, "failed", message)
     remember(run, status="finished", exit_code=0, message="")
     if flags.verb == "train":
-        _make_report(run, console)
+        _write_report(run, console)
         console.print(summary(run, group_size=config.algorithm.group_size))
     else:
         console.print(evaluation_summary(run))
     return 0
 
 
+def _display(flags: argparse.Namespace, run: RunDirectory, console: Console) -> Display:
+    if flags.quiet:
+        return QuietDisplay()
+    if flags.verbose:
+        return VerboseDisplay(console, run)
+    return LineDisplay(console) if flags.verb == "buffer" else make_display(console)
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
 def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> GpuPlan:
-    """Refuse what cannot work; a run that never started then leaves its name free for the next attempt."""
+    """Refuse what cannot work; a run that never started is removed, so that its name is free for the next attempt."""
     try:
         if flags.verb == "buffer":
             checks.preflight_buffer(config)
             return GpuPlan()
-        # The learner that `up` is for is started by hand, and has its GPUs all the same.
+        # The learner that `up` serves is started by hand, and gets its GPUs too.
         with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
         # First, because the rest may fetch a model of many gigabytes.
         plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
-        checks.preflight(config, with_learner=flags.verb == "train")
+        checks.preflight(config, with_learner=flags.verb == "train", say=_to_stderr)
     except BapoError:
         if not run.read_run():
             shutil.rmtree(run.path)
@@ -124,24 +139,24 @@ def _end(run: RunDirectory, console: Console, code: int, status: str, message: s
     return code
 
 
-def _how_to_go_on(flags: argparse.Namespace, run: RunDirectory, code: int) -> str:
+def _how_to_resume(flags: argparse.Namespace, run: RunDirectory, code: int) -> str:
     if flags.verb == "buffer" and code == INTERRUPTED:
-        return f"; start it again, with all it holds: bapo up buffer --run {run.path}"
+        return f"; start it again with everything it stores: bapo up buffer --run {run.path}"
     # A run keeps its configuration, so one that is wrong cannot be continued.
     if flags.verb != "train" or code == ConfigError.exit_code:
         return ""
     step = run.latest_checkpoint()
-    where = f"from the checkpoint after step {step}" if step else "from step 1, there is no checkpoint yet"
-    return f"\nContinue {where}: bapo train --resume {run.path}"
+    where = f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
+    return f"\nResume {where}: bapo train --resume {run.path}"
 
 
-def _make_report(run: RunDirectory, console: Console) -> None:
+def _write_report(run: RunDirectory, console: Console) -> None:
     """In a process of its own: a report that fails must not fail the run that it reports."""
     command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--export", str(run.report_path)]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode != 0:
         reason = made.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        console.print(Text(f"the report could not be made: {reason[0]}; try `bapo report {run.path}`", "yellow"))
+        console.print(Text(f"the report could not be written: {reason[0]}; try bapo report {run.path}", "yellow"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,10 +164,16 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb in ("train", "up", "buffer", "evaluate", "watch"):
         verbs.add_parser(verb).add_argument("--run-dir", required=True)
+        verbs.choices[verb].add_argument("--quiet", action="store_true")
+        verbs.choices[verb].add_argument("--verbose", action="store_true")
     verbs.choices["train"].add_argument("--resume", action="store_true")
     doctor = verbs.add_parser("doctor")
     doctor.add_argument("--config", required=True)
     doctor.add_argument("--json", action="store_true")
+    doctor.add_argument("--quiet", action="store_true")
+    planned = verbs.add_parser("dry-run")
+    planned.add_argument("--config", required=True)
+    planned.add_argument("--for", dest="plan", choices=("train", "up"), default="train")
     return parser
 
 

@@ -27,7 +27,7 @@ def train(session: Session, *, resume: bool) -> None:
     """
     if resume and session.run.latest_checkpoint() is None:
         # What workers were acknowledged is trained as it is: the learner begins at step 1 on the retained batches.
-        session.display.say("the run has no checkpoint yet: it begins at step 1 again, with what its buffer holds")
+        session.display.say("the run has no checkpoint yet: it restarts at step 1 with the groups in its buffer")
     start_buffer(session, is_new=not resume)
     _start_dashboard(session)
     session.children.start(session.starter.fleet())
@@ -99,15 +99,15 @@ def buffer_is_up(session: Session) -> str:
     kept = f"{session.run.redis_path} (append-only file, fsync {settings.appendfsync})"
     token = f"{tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)"
     if session.config.security.tokens == "off":
-        token = f'none is asked for: security.tokens = "off", anyone who reaches {url} may do everything'
+        token = f'none: security.tokens = "off", anyone who can reach {url} has full access'
     return (
         f"the buffer of run {session.config.run.name} is up at {url}\n"
         f"  API    {url}/docs\n"
         f"  token  {token}\n"
         f"  data   {'in the Redis of buffer.redis_url' if settings.redis_url else kept}\n"
-        f"  look   bapo buffer stats --run {path}\n"
+        f"  stats  bapo buffer stats {path}\n"
         f"  page   bapo view {path}\n"
-        f"  stop   Ctrl-C; start it again, with all it holds: bapo up buffer --run {path}"
+        f"  stop   Ctrl-C; start it again with everything it stores: bapo up buffer --run {path}"
     )
 
 
@@ -117,9 +117,9 @@ def _held_before(session: Session, status: BufferStatus) -> str:
     num_open = sum(status.queued.values()) + sum(status.leased.values())
     if not (status.assembled_step or num_open or status.num_bytes):
         return ""
-    held = f"\n  holds  step {status.assembled_step}, {num_open} open requests, {status.fresh_ready} fresh groups"
+    held = f"\n  stores step {status.assembled_step}, {num_open} open requests, {status.fresh_ready} fresh groups"
     if session.config.buffer.redis_url:
-        held += ", by the name of the run: another name, or Redis database, begins with none"
+        held += ", under this run's name: another name, or another Redis database, starts empty"
     return held
 
 

@@ -160,7 +160,7 @@ class Session:
         try:
             self._targets.write([])
         except StorageError as error:  # a full disk must not hide why the run ended
-            log.warning("Prometheus will still look for the processes of this run: %s", error)
+            log.warning("Prometheus still has the processes of this run as targets: %s", error)
 
     def _report_stall(self, snapshot: Snapshot) -> None:
         def why() -> str:
@@ -177,8 +177,8 @@ class Session:
         for rotated in set(self.run.logs_path.glob("*.1")) - self._rotated:
             self._rotated.add(rotated)
             self.display.say(
-                f"{rotated.stem} has grown beyond {MAX_LOG_BYTES >> 20} MiB and is rotated from now on: the latest "
-                f"part before is in {rotated}, older lines are lost. A verifier that prints fills such a log"
+                f"{rotated.stem} has grown beyond {MAX_LOG_BYTES >> 20} MiB and is rotated from now on: its previous "
+                f"part is in {rotated}, older lines are deleted. A reward function that prints can fill a log"
             )
 
     def _find_services(self) -> None:
@@ -218,13 +218,13 @@ def remember(run: RunDirectory, **fields: Any) -> None:
     try:
         run.update_run(**fields)
     except StorageError as error:
-        log.warning("run.json was not brought up to date: %s", error)
+        log.warning("run.json was not updated: %s", error)
 
 
 def lock(run: RunDirectory) -> AbstractContextManager[None]:
     """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
     return locked(
-        run.path / ".lock", f"run {run.path} is in progress in another process; watch it with `bapo watch {run.path}`"
+        run.path / ".lock", f"run {run.path} is already running in another process; watch it with bapo watch {run.path}"
     )
 
 
@@ -288,4 +288,4 @@ def stall_reason(snapshot: Snapshot, stopped: Sequence[str]) -> str:
         parts.append(snapshot.silence)
     elif snapshot.status is not None:
         parts.append(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps))
-    return "; ".join(parts) or "the buffer service was never heard of"
+    return "; ".join(parts) or "the buffer service has not answered yet"

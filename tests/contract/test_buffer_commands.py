@@ -64,12 +64,15 @@ def fill(client: BufferClient, *names: str, rewards: str = "11100000", step: int
     client.push([pack_group(answer(request, rewards)) for request in requests])
 
 
-def call(client: BufferClient, *arguments: str, answers: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["buffer", *arguments, "--url", client.url], input=answers)
+def call(client: BufferClient, command: str, *arguments: str, answers: str | None = None) -> Result:
+    """`answers`: what a person types on a terminal; None: a script calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bapo.cli.arguments.is_terminal", lambda: answers is not None)
+        return CliRunner().invoke(app, ["buffer", command, client.url, *arguments], input=answers)
 
 
-def as_json(client: BufferClient, *arguments: str) -> Any:
-    return json.loads(call(client, *arguments, "--json").stdout)
+def as_json(client: BufferClient, command: str, *arguments: str) -> Any:
+    return json.loads(call(client, command, *arguments, "--json").stdout)
 
 
 def refusal(*arguments: str) -> BapoError:
@@ -97,7 +100,7 @@ def test_a_snapshot_brings_everything_back_but_evaluations(
 ) -> None:
     file = tmp_path / "buffer.snap"
     assert f" in {file}" in call(client, "snapshot", str(file)).stdout
-    assert "exists already" in str(call(client, "snapshot", str(file)).exception)
+    assert "exists; name another file" in str(call(client, "snapshot", str(file)).exception)
     before, image = held(client), served[0].image()
     call(client, "drop", "run", "shown", "--yes")
     assert call(client, "restore", str(file), answers="n\n").exit_code == 1
@@ -144,7 +147,7 @@ def test_drop_asks_first_and_leaves_a_sound_buffer(client: BufferClient, what: t
     before = client.status()
     for no in ("n\n", ""):
         asked = call(client, "drop", *what, answers=no)
-        assert (asked.exit_code, "drop" in asked.stdout) == (1, True)
+        assert (asked.exit_code, "drop" in asked.stderr) == (1, True)
     assert client.status().num_bytes == before.num_bytes
     dropped = call(client, "drop", *what, answers="y\n")
     assert (dropped.exit_code, said in dropped.stdout) == (0, True)
@@ -176,11 +179,12 @@ def test_an_export_has_every_group_that_is_held_and_its_places(client: BufferCli
                       "g-v": ["evaluation cd@1"]}  # fmt: skip
 
 
+AWAY = "http://127.0.0.1:1"
 COMMANDS: list[Callable[[Path], list[str]]] = [
-    lambda _: ["stats"],
-    lambda path: ["export", str(path / "x.parquet")],
-    lambda _: ["drop", "group", "g", "--yes"],
-    lambda _: ["verify"],
+    lambda _: ["stats", AWAY],
+    lambda path: ["export", AWAY, str(path / "x.parquet")],
+    lambda _: ["drop", AWAY, "group", "g", "--yes"],
+    lambda _: ["verify", AWAY],
 ]
 
 
@@ -189,10 +193,10 @@ def test_a_service_that_is_away_is_one_clear_message(
     arguments: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bapo.cli.buffer.target.RETRY_S", 0.0)
-    error = refusal(*arguments(tmp_path), "--url", "http://127.0.0.1:1")
+    error = refusal(*arguments(tmp_path))
     assert isinstance(error, UnavailableError)
     assert "the buffer service at http://127.0.0.1:1 does not answer" in str(error)
-    assert str(error).endswith("; does it run there?")
+    assert str(error).endswith("; does a buffer service run there?")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,28 +208,27 @@ def test_a_service_whose_redis_is_away_is_not_to_be_started_once_more(
 
     monkeypatch.setattr("bapo.cli.buffer.target.RETRY_S", 0.0)
     monkeypatch.setattr(served[0], "status", away)
-    said = str(refusal("stats", "--url", client.url))
+    said = str(refusal("stats", client.url))
     assert said == "Redis at redis://r:6379 does not answer: Timeout reading from socket"
 
 
 def test_a_run_is_found_by_its_directory(client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(client.url.rpartition(":")[2])
     run = RunDirectory.create(tmp_path / "outputs" / "shown", dump_toml(small_config(buffer={"port": 0})))
-    error = refusal("stats", "--run", str(run.path))
+    error = refusal("stats", str(run.path))
     assert isinstance(error, UnavailableError)
-    assert str(error).endswith(f"never listened; start the run, or its buffer alone: bapo up buffer --run {run.path}")
+    assert str(error).endswith(f"not listened yet; start the run, or only its buffer: bapo up buffer --run {run.path}")
     run.write_port("buffer_service", port)
     run.update_run(status="running")
-    assert CliRunner().invoke(app, ["buffer", "verify", "--run", str(run.path)]).exit_code == 0
+    assert CliRunner().invoke(app, ["buffer", "verify", str(run.path)]).exit_code == 0
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["buffer", "verify"]).exit_code == 0  # the newest run
 
 
-def test_an_ambiguous_or_unknown_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
-        (("--url", "http://x", "--run", "y"), "--url and --run both name a buffer"),
-        (("--run", "nowhere"), "nowhere is not a run directory"),
+        (("nowhere",), "nowhere is not a run directory"),
         ((), "there is no run in outputs"),
     ):
         error = refusal("stats", *arguments)

@@ -18,7 +18,7 @@ WAIT_S = 150.0
 
 
 def test_the_plain_loop_uses_every_part_of_the_algorithm(tmp_path: Path) -> None:
-    process = start([*train_arguments(tmp_path, *PAPER_ORDER, num_steps=NUM_STEPS), "--dry-run"])
+    process = start(["config", "show", *train_arguments(tmp_path, *PAPER_ORDER, num_steps=NUM_STEPS)[1:]])
     resolved, _ = process.communicate(timeout=60)
     config_path = tmp_path / "resolved.toml"
     config_path.write_text(resolved)

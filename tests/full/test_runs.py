@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started:
     output, _ = scaled.communicate(timeout=60)
     assert (scaled.returncode, "will have 2 rollout workers" in output) == (0, True), output
     output, _ = second.communicate(timeout=60)
-    assert (second.returncode, "is in progress in another process" in output) == (2, True), output
+    assert (second.returncode, "is already running in another process" in output) == (2, True), output
 
     def samplers() -> set[str]:
         return {result.worker_id for _, results in run.read_groups(run.group_steps()[-3:]) for result in results}

@@ -95,7 +95,7 @@ def test_what_numpy_gives_for_a_number_is_a_reward(make_pool: MakePool) -> None:
 def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str, advice: str) -> None:
     pool = make_pool("text_as_reward")
     with pytest.raises(
-        VerifierRaisedError, match=rf"no number in \[0, 1\] \(on the response '{text}'\){advice} on prompt"
+        VerifierRaisedError, match=rf"not a number in \[0, 1\] \(on the response '{text}'\){advice} on prompt"
     ):
         pool.grade(make_prompt(), ["1", text])
 
@@ -248,8 +248,8 @@ def test_a_verifier_that_hangs_when_the_pool_is_closed_is_not_replaced(make_pool
         ("speechless", r"raised SpeechlessError: \(its text cannot be shown: RuntimeError\)"),
         ("long", r"raised ValueError: x{500}\.\.\. \(20000000 characters\)"),
         ("half", r"raised ValueError: half a character: \\ud800"),
-        ("integer", r"returned a int that cannot be shown \(ValueError\), which is no number in \[0, 1\]"),
-        ("fraction", r"returned Fraction\(10+, 1\), which is no number"),
+        ("integer", r"returned a int that cannot be shown \(ValueError\), which is not a number in \[0, 1\]"),
+        ("fraction", r"returned Fraction\(10+, 1\), which is not a number"),
     ],
 )
 def test_what_cannot_be_shown_is_the_verifiers_error_in_few_words(make_pool: MakePool, text: str, told: str) -> None:

@@ -78,7 +78,7 @@ def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts)
         None,
     )
     assert parts.said == [
-        "part ended with signal SIGKILL; it starts again in 0.0 s "
+        "part ended with signal SIGKILL; it restarts in 0.0 s "
         f"(restart 1, at most 5 within 600 s; its log: {child.spec.log_path})"
     ]
 

@@ -194,7 +194,7 @@ def test_a_password_is_shown_and_a_missing_one_is_told(tmp_path: Path, monkeypat
         server.stop()
     assert without is not None
     assert with_it is not None
-    assert (without.status, "wants a password" in without.detail) == ("warn", True)
+    assert (without.status, "requires a password" in without.detail) == ("warn", True)
     assert with_it.status == "ok"
 
 

@@ -60,6 +60,16 @@ def stopped(process: subprocess.Popen[str]) -> str:
     return output
 
 
+def stopped_by_command(run: Path, process: subprocess.Popen[str]) -> str:
+    """`bapo stop RUN`, which returns when every process has ended; returns what it printed."""
+    below = family(process)
+    stop = start(["stop", str(run)])
+    output, _ = stop.communicate(timeout=60)
+    assert (stop.returncode, process.wait(1.0)) == (0, 130)
+    assert alive(below) == []
+    return output
+
+
 def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(tmp_path: Path) -> None:
     run = tmp_path / "mine"
     with buffer_up(run, *NEW) as (process, client):
@@ -69,7 +79,7 @@ def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(t
         assert len(client.claim("w", limit=1, policy_version=1)) == 1
         first = stopped(process)
     token = f"{run}/tokens/operator/token"
-    for said in (f"up at {client.url}", f"{run}/redis", token, f"bapo buffer stats --run {run}", "Ctrl-C"):
+    for said in (f"up at {client.url}", f"{run}/redis", token, f"bapo buffer stats {run}", "Ctrl-C"):
         assert said in first
     with buffer_up(run) as (process, client):
         now = client.status()
@@ -77,9 +87,12 @@ def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(t
         seen = urllib3.request("GET", f"{client.url}/metrics", headers={"Authorization": f"Bearer {operator(run)}"})
         _, _, found = seen.data.decode().partition('bapo_run_disk_size_bytes{run="mine"} ')
         assert float(found.split()[0]) == shutil.disk_usage(run).total
-        second = stopped(process)
-    assert "  holds  " not in first
-    assert "  holds  step 0, 2 open requests, 0 fresh groups\n" in second
+        said = stopped_by_command(run, process)
+        second, _ = process.communicate(timeout=60)
+    assert "started by process" in said
+    assert f"Start it again with everything it stores: bapo up buffer --run {run}" in said
+    assert "  stores step" not in first
+    assert "  stores step 0, 2 open requests, 0 fresh groups\n" in second
 
 
 def test_a_name_that_a_shared_redis_knows_is_served_again_and_said(tmp_path: Path, redis_url: str) -> None:
@@ -88,13 +101,11 @@ def test_a_name_that_a_shared_redis_knows_is_served_again_and_said(tmp_path: Pat
     (tmp_path / "one").mkdir()
     with buffer_up(tmp_path / "one" / "mine", *shared) as (process, client):
         client.enqueue([make_request(prompt_id="a")])
-        assert "  holds  " not in stopped(process)
+        assert "  stores step" not in stopped(process)
     (tmp_path / "other").mkdir()
     with buffer_up(tmp_path / "other" / "mine", *shared) as (process, client):
         assert client.status().queued["fresh"] == 1
-        said = (
-            "  holds  step 0, 1 open requests, 0 fresh groups, by the name of the run: another name, or Redis database,"
-        )
+        said = "  stores step 0, 1 open requests, 0 fresh groups, under this run's name: another name, or another Redis"
         assert said in stopped(process)
 
 
@@ -119,7 +130,7 @@ def test_redis_that_dies_while_an_existing_run_starts_is_started_again(tmp_path:
         next(child for child in family(process) if Path(child.exe()).name == "valkey-server").kill()
         for line in process.stdout:
             said += line
-            if "redis ended with signal SIGKILL; it starts again" in line:
+            if "redis ended with signal SIGKILL; it restarts" in line:
                 break
         wait_until(lambda: status(run) == "running" or process.poll() is not None, timeout_s=30, what="it runs")
         said += stopped(process)
@@ -142,7 +153,7 @@ def test_a_service_that_was_started_beside_it_knows_the_password_after_the_next_
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--buffer.url", "http://127.0.0.1:1"], "a service that runs already: there is nothing to start"),
+        (["--buffer.url", "http://127.0.0.1:1"], "a service that already runs: there is nothing to start"),
         (["--algorithm.batch_sizes", "4"], "batch_size"),
     ],
 )
@@ -172,4 +183,4 @@ def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it
         steps = [int(line.split()[1]) for line in output.splitlines()]
         assert steps == list(range(1, NUM_STEPS + 1))
         assert BufferAdmin(client.url, token=token).verify().violations == []
-        assert "redis ended with signal SIGKILL; it starts again" in stopped(process)
+        assert "redis ended with signal SIGKILL; it restarts" in stopped(process)

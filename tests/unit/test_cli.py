@@ -11,14 +11,16 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import bapo
 from bapo.cli.app import app
 from bapo.cli.arguments import free_name, load_named
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, UnavailableError
+from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.runtime.run_directory.layout import RunDirectory
 
 COMMANDS = [
+    ["init"], ["runs"], ["status"], ["logs"], ["stop"], ["env"],
     ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["compare"], ["report"], ["doctor"],
     ["view"], ["track"], ["simulate"], ["explain"], ["replay"],
     ["config", "show"], ["config", "diff"], ["config", "schema"], ["config", "presets"],
@@ -47,14 +49,25 @@ def refusal(*arguments: str) -> BapoError:
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
-    path.write_text(f'preset = "bapo"\n[run]\nroot = "{tmp_path / "outputs"}"\nnum_steps = 3\n')
+    path.write_text(
+        f'preset = "bapo"\n[run]\nroot = "{tmp_path / "outputs"}"\nnum_steps = 3\n'
+        '[model]\npath = "models/countdown-tiny"\n[task]\nname = "countdown"\n'
+    )
     return path
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
-    result = call(*command, "--help")
-    assert (result.exit_code, "Example:" in result.output) == (0, True)
+def test_every_command_has_examples_that_80_columns_show_whole_and_no_type_of_a_flag(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "-h"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    found: Any = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]
+    examples = found.help.partition("Examples:")[2].strip("\n").splitlines()
+    shown = [line.strip() for line in result.output.splitlines()]
+    assert examples
+    assert [line for line in map(str.strip, examples) if line not in shown] == []
+    assert "<bool>" not in result.output
 
 
 def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path) -> None:
@@ -71,11 +84,45 @@ def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path)
     assert "holds no set of tokens" in str(refusal("tokens", "rotate", str(tmp_path / "none"), "worker"))
 
 
-def test_dry_run_prints_the_resolved_configuration_and_starts_nothing(config_file: Path) -> None:
-    result = call("train", str(config_file), "--learner.lr", "2e-5", "--dry-run")
+def test_config_show_prints_the_resolved_configuration(config_file: Path) -> None:
+    result = call("config", "show", str(config_file), "--learner.lr", "2e-5")
     shown = tomllib.loads(result.output)
     assert (result.exit_code, shown["learner"]["lr"], shown["run"]["num_steps"]) == (0, 2e-5, 3)
-    assert not (config_file.parent / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([], "bapo init --model"),
+        (["bapo"], "preset bapo names no model: write --model.path"),
+        (["bapo", "--model.path", "models/countdown-tiny"], "preset bapo names no task: write --task.name"),
+        (["--learner.lr", "1e-4"], "the configuration names no model"),
+        (["bapo", "grpo"], "presets bapo and grpo are both named"),
+        (["bapp"], "did you mean 'bapo'"),
+    ],
+)
+def test_a_start_that_names_too_little_or_too_much_is_refused(tokens: list[str], words: str) -> None:
+    error = refusal("train", *tokens)
+    assert isinstance(error, ConfigError)
+    assert words in str(error)
+
+
+def test_a_file_that_names_its_preset_hides_no_other(config_file: Path) -> None:
+    tokens = ["train", "grpo", str(config_file)]
+    assert "presets grpo and bapo are both named" in str(refusal(*tokens))
+    RunDirectory.create(config_file.parent / "outputs" / "mine")
+    assert "exists already" in str(refusal(*tokens, "--preset", "grpo", "--run.name", "mine"))
+
+
+def test_what_is_not_there_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("eval", "outputs/nosuch")
+    assert "neither a run directory, nor a model folder" in str(result.exception)
+    assert result.output == ""
+
+
+def test_version_is_one_line() -> None:
+    assert call("-V").output == call("--version").output == f"bapo {bapo.__version__}\n"
 
 
 def test_a_run_that_exists_is_refused_with_both_ways_out(config_file: Path) -> None:
@@ -118,7 +165,7 @@ def test_eval_of_a_run_needs_a_checkpoint_that_is_there(tmp_path: Path, config_f
     text = evaluate_refusal(tmp_path / "b", config_file, checkpoints=(2, 4), flags=flags)
     assert "no checkpoint of step 3; it has 2, 4" in text
     text = evaluate_refusal(tmp_path / "c", config_file, checkpoints=(2,), flags=(str(config_file),))
-    assert "has its configuration" in text
+    assert "has its own configuration" in text
 
 
 def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path) -> None:
@@ -150,21 +197,21 @@ def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["buffer", "drop", "prompt", "p", "--yes"],
-        ["buffer", "drop", "run", "run", "--yes"],
-        ["buffer", "restore", "buffer.snap", "--yes"],
+        ["buffer", "drop", "latest", "prompt", "p", "--yes"],
+        ["buffer", "drop", "latest", "run", "run", "--yes"],
+        ["buffer", "restore", "latest", "buffer.snap", "--yes"],
+        ["scale", "latest", "2", "--yes"],
     ],
 )
-def test_what_changes_a_buffer_must_name_its_run(
+def test_what_changes_a_run_must_name_it_and_prints_who_started_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDirectory.create(Path("outputs/demo"), ANY_PORT)
-    run.update_run(status="running")
+    run.update_run(status="running", pid=12345, started_at=1.7e9)
     Path("buffer.snap").write_bytes(b"snapshot")
-    assert "name it with --run RUN, --run latest or --url URL" in str(refusal(*command))
-    found = CliRunner().invoke(app, [*command, "--run", "latest"])
-    assert "run outputs/demo\n" in found.stderr
+    found = CliRunner().invoke(app, command)
+    assert "run outputs/demo, started by process 12345 at 2023-11-1" in found.stderr
     assert isinstance(found.exception, UnavailableError), "it has never listened"
 
 

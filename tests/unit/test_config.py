@@ -120,7 +120,7 @@ def test_tables_of_files_are_merged_and_the_word_null_means_null(write: Write) -
             "loss.ratio_mode = \"x\": input should be 'direct', 'official' or 'decoupled'",
         ),
         ("[learner]\nbetas = [0.9]", "learner.betas = [0.9]: too few values"),
-        ('[run]\nname = "a b"', 'run.name = "a b": string should match pattern'),
+        ('[run]\nname = "a b"', 'run.name = "a b": write letters, digits'),
     ],
 )
 def test_a_mistake_is_one_line_with_the_file_the_key_and_the_way_out(write: Write, text: str, message: str) -> None:

@@ -74,10 +74,10 @@ def test_outside_a_terminal_each_event_is_one_line_whatever_its_length() -> None
         "rollout_server is starting: vLLM engine loading",
         "rollout_server is ready after 41.0 s",
         "held-out cd34 at step 0: 34.2 % [32.2 %, 36.2 %] of 200 prompts",
-        "step 1/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "
-        "step_s=1.83 wait_batch_s=0.71",
-        "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "
-        "step_s=1.83 wait_batch_s=0.71 left=3:56",
+        "step 1/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_x1=2 staleness_x2=0 "
+        "staleness_x3=4 tokens_per_s=3.9k step_s=1.83 wait_batch_s=0.71",
+        "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_x1=2 staleness_x2=0 "
+        "staleness_x3=4 tokens_per_s=3.9k step_s=1.83 wait_batch_s=0.71 left=3:56",
     ]
 
 
@@ -168,8 +168,8 @@ def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
 def test_a_run_that_did_not_finish_says_what_it_lost(tmp_path: Path) -> None:
     run, text = RunDirectory.create(tmp_path / "run"), io.StringIO()
     run.update_run(counters={"pushed_groups:stored": 6, "failed_groups:verifier_timeout": 2})
-    assert _end(run, Console(file=text), 130, "interrupted", "ended by the user") == 130
+    assert _end(run, Console(file=text), 130, "interrupted", "stopped by the user") == 130
     assert text.getvalue().splitlines() == [
         "verifiers: 2 of 8 groups (25.0 %), most often verifier_timeout (2)",
-        "ended by the user",
+        "stopped by the user",
     ]

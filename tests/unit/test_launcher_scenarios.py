@@ -66,7 +66,7 @@ def test_the_children_are_watched_until_the_buffer_gives_its_first_answer(tmp_pa
     session = FakeSession(tmp_path, answer=replace(STATUS, assembled_step=7))
     with pytest.raises(EndedError):
         scenarios.serve_buffer(cast(Session, session))
-    assert "holds  step 7," in session.said[1]
+    assert "stores step 7," in session.said[1]
 
 
 def test_a_service_elsewhere_that_never_answers_is_unavailable(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_reward_range_is_mapped_to_0_to_1(
 def test_a_reward_outside_of_its_range_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
     task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", "def f(prompt, text):\n    return -1\n"))
     failed = grade(task, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))["failed"]
-    assert "returned -1, which is no number in [0, 1]" in failed
+    assert "returned -1, which is not a number in [0, 1]" in failed
     assert "task.reward_range" in failed
 
 

@@ -75,13 +75,13 @@ def test_the_reason_names_the_stopped_the_starting_and_the_silent() -> None:
     starting = (ProcessLine(name="learner", state="starting", seconds=1.0),)
     waiting = replace(STATUS, step=3, assembled_step=2)
     assert stall_reason(make_snapshot(status=waiting), []) == (
-        "learner waits for batch 3: 0/32 fresh groups, nothing is asked for: does the scheduler run?"
+        "learner waits for batch 3: 0/32 fresh groups, nothing is requested: does the scheduler run?"
     )
     assert stall_reason(make_snapshot(status=waiting, silence="the buffer service does not answer"), ["redis"]) == (
         "redis is stopped (SIGSTOP; `kill -CONT` lets it continue); the buffer service does not answer"
     )
     assert stall_reason(make_snapshot(processes=starting), []) == "learner is still starting"
-    assert stall_reason(make_snapshot(), []) == "the buffer service was never heard of"
+    assert stall_reason(make_snapshot(), []) == "the buffer service has not answered yet"
 
 
 def test_zero_switches_it_off(clock: Clock) -> None:

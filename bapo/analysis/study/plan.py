@@ -190,6 +190,8 @@ def parse_study(text: str, source: str) -> StudyFile:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source}: not TOML: {error}") from error
+    if "study" not in values and not {"preset", "run", "model"}.isdisjoint(values):
+        raise ConfigError(f"{source}: this configures a run, not a study; start it with: bapo train {source}")
     problems = [*_unknown_keys(values), *_reserved_keys(values), *_bad_names(values)]
     if problems:
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))

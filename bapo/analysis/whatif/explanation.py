@@ -301,7 +301,7 @@ def find_prompt(recording: Recording, name: str) -> str:
         some = ", ".join(found[:SHOWN_IDS]) + (", ..." if len(found) > SHOWN_IDS else "")
         raise ConfigError(f"{len(found)} prompts of run {recording.name} begin with {name!r}: {some}; write more of it")
     raise ConfigError(
-        f"run {recording.name} never looked at a prompt {name!r}{did_you_mean(name, recording.prompt_ids)}; "
+        f"run {recording.name} has no record of a prompt {name!r}{did_you_mean(name, recording.prompt_ids)}; "
         f"`bapo explain RUN all STEP` lists the prompts of a step"
     )
 

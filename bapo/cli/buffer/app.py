@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import typer
-
 from bapo.cli.buffer import files, inspect, maintain
+from bapo.cli.help import Command, group
 
-app = typer.Typer(help="Inspect a live buffer, check it, export its groups, delete entries.", no_args_is_help=True)
-app.command()(inspect.stats)
-app.command()(inspect.bad)
-app.command()(inspect.high)
-app.command()(inspect.groups)
-app.command()(inspect.show)
-app.command()(files.export)
-app.command()(files.snapshot)
-app.command()(files.restore)
-app.command()(maintain.drop)
-app.command()(maintain.verify)
+app = group("Inspect, check, export and edit the buffer of a running run.")
+app.command(cls=Command)(inspect.stats)
+app.command(cls=Command)(inspect.bad)
+app.command(cls=Command)(inspect.high)
+app.command(cls=Command)(inspect.groups)
+app.command(cls=Command)(inspect.show)
+app.command(cls=Command)(files.export)
+app.command(cls=Command)(files.snapshot)
+app.command(cls=Command)(files.restore)
+app.command(cls=Command)(maintain.drop)
+app.command(cls=Command)(maintain.verify)

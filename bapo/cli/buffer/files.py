@@ -9,7 +9,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from bapo.cli.buffer.target import ParquetFile, Run, Url, Yes, following, reach, size, waiting_for
+from bapo.cli.arguments import Yes
+from bapo.cli.buffer.target import Buffer, ParquetFile, following, reach, size, waiting_for
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.files import ELSEWHERE, replace_file, storing, to_disk
 
@@ -17,22 +18,23 @@ T = TypeVar("T")
 
 AT_ONCE = 64
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 
 
-def export(file: ParquetFile, url: Url = None, run: Run = None, force: Force = False) -> None:
-    """Write every group of a live buffer into a parquet file: one row per group, tokens and log-probs as lists.
+def export(buffer: Buffer, file: ParquetFile, force: Force = False) -> None:
+    """Write all groups to a parquet file: one row per group, tokens and log-probs as lists.
 
-    pandas.read_parquet and datasets.load_dataset("parquet", ...) read it;
-    `places` says where each group was. The buffer is not changed and may be
-    in use; a group that is consumed meanwhile is left out and counted.
+    pandas.read_parquet and datasets.load_dataset("parquet", ...) read it; the column places names the tables of each
+    group. The buffer is not changed and may be in use; groups consumed meanwhile are skipped and counted.
 
-    Example:  bapo buffer export groups.parquet --run outputs/demo-001
+    Examples:
+
+      bapo buffer export outputs/demo-001 groups.parquet
     """
     from bapo.analysis.group_files import GroupWriter  # here: pyarrow takes 0.2 s
 
     _refuse_existing(file, force=force)
-    with reach(url, run) as where, GroupWriter(file) as writer:
+    with reach(buffer) as where, GroupWriter(file) as writer:
         places = {item["group_id"]: item["places"] for item in where.admin.held().items}
         num_written = 0
         for group_ids in _chunks(following(places, "reading", len(places))):
@@ -45,20 +47,21 @@ def export(file: ParquetFile, url: Url = None, run: Run = None, force: Force = F
 
 
 def snapshot(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the snapshot.")],
-    url: Url = None,
-    run: Run = None,
+    buffer: Buffer,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
     force: Force = False,
 ) -> None:
-    """Write the whole state of a live buffer into one file: what `bapo buffer restore` and a checkpoint bring back.
+    """Write the whole state to one file, for bapo buffer restore.
 
-    Tables, open requests, batches and all groups but evaluations; consistent
-    while the buffer is in use, and with a checksum.
+    It has tables, open requests, batches and all groups except evaluations, is consistent while the buffer is in use,
+    and carries a checksum.
 
-    Example:  bapo buffer snapshot buffer.snap --run outputs/demo-001
+    Examples:
+
+      bapo buffer snapshot outputs/demo-001 buffer.snap
     """
     _refuse_existing(file, force=force)
-    with reach(url, run) as where, waiting_for("the buffer's snapshot"):
+    with reach(buffer) as where, waiting_for("the buffer's snapshot"):
         data = where.client.snapshot()
     with storing(file, when_full=ELSEWHERE):
         replace_file(file, data)
@@ -67,25 +70,26 @@ def snapshot(
 
 
 def restore(
+    buffer: Buffer,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A snapshot.")],
-    url: Url = None,
-    run: Run = None,
     yes: Yes = False,
 ) -> None:
-    """Replace everything that a live buffer holds by a snapshot, after a question. A damaged one changes nothing.
+    """Replace the whole state by that of a snapshot; asks for confirmation. A damaged file changes nothing.
 
-    Example:  bapo buffer restore buffer.snap --url http://127.0.0.1:8700
+    Examples:
+
+      bapo buffer restore outputs/demo-001 buffer.snap
+      bapo buffer restore http://127.0.0.1:8700 buffer.snap --yes
     """
     try:
         data = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    with reach(url, run, changes=True) as where:
+    with reach(buffer, changes=True) as where:
         status = where.client.status()
         held = f"{status.fresh_ready} fresh groups, {size(status.num_bytes)}, step {status.assembled_step}"
-        if not yes:
-            typer.confirm(f"replace what the buffer of run {status.run} at {where.url} holds ({held})?", abort=True)
-        with waiting_for(f"the buffer to take {size(len(data))}"):
+        where.confirm(f"replace its state ({held})?", yes=yes)
+        with waiting_for(f"the buffer to accept {size(len(data))}"):
             where.client.restore(data)
         status = where.client.status()
     typer.echo(f"restored {size(status.num_bytes)}: step {status.assembled_step}, {status.fresh_ready} fresh groups")
@@ -93,7 +97,7 @@ def restore(
 
 def _refuse_existing(file: Path, *, force: bool) -> None:
     if file.exists() and not force:
-        raise ConfigError(f"{file} exists already; name another file, or replace it with --force")
+        raise ConfigError(f"{file} exists; name another file, or overwrite it with --force")
 
 
 def _chunks(items: Iterable[T]) -> Iterator[list[T]]:

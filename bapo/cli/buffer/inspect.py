@@ -10,10 +10,10 @@ import typer
 
 from bapo.cli.buffer.target import (
     AsJson,
+    Buffer,
+    BufferOrLatest,
     Limit,
     Offset,
-    Run,
-    Url,
     Where,
     facts,
     make_console,
@@ -33,13 +33,15 @@ BATCH_COLUMNS = ("step", "x1", "x2", "x3", "r_tot", "c2", "c3", "num_bad", "num_
 TEXT_CHARS = 300
 
 
-def stats(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
-    """Show what the buffer holds, in numbers: requests, groups, B_bad, B_high, workers and the newest batches.
+def stats(buffer: BufferOrLatest = "latest", as_json: AsJson = False) -> None:
+    """Show counts: requests, groups, B_bad, B_high, workers and the latest batches.
 
-    Example:  bapo buffer stats --run outputs/demo-001
-              bapo buffer stats --url http://127.0.0.1:8700 --json
+    Examples:
+
+      bapo buffer stats outputs/demo-001
+      bapo buffer stats http://127.0.0.1:8700 --json
     """
-    with reach(url, run) as where:
+    with reach(buffer) as where:
         status, counters = where.client.status(), where.admin.counters()
     if as_json:
         print_json({**status_map(status), "counters": counters})
@@ -60,12 +62,14 @@ def stats(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
         console.print(facts([("events", "   ".join(f"{name} {count}" for name, count in sorted(counters.items())))]))
 
 
-def bad(url: Url = None, run: Run = None, offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List B_bad, oldest first: hard prompts, the mean reward that put them there, re-evaluations so far, their text.
+def bad(buffer: BufferOrLatest = "latest", offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List the hard prompts (B_bad), oldest first: mean reward, number of re-evaluations, text.
 
-    Example:  bapo buffer bad --run outputs/demo-001 --limit 50
+    Examples:
+
+      bapo buffer bad outputs/demo-001 --limit 50
     """
-    with reach(url, run) as where:
+    with reach(buffer) as where:
         rows = where.admin.bad(offset, limit)
         texts = _texts(where)
     items = [{**item, "text": texts.get(item["prompt_id"])} for item in rows.items]
@@ -73,23 +77,27 @@ def bad(url: Url = None, run: Run = None, offset: Offset = 0, limit: Limit = 20,
     _page("B_bad", replace(rows, items=items), columns, offset, as_json=as_json)
 
 
-def high(url: Url = None, run: Run = None, offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List B_high, oldest first: groups of the latest steps that a batch may reuse (X3).
+def high(buffer: BufferOrLatest = "latest", offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List the reusable groups (B_high), oldest first: candidates for X3.
 
-    Example:  bapo buffer high --url http://127.0.0.1:8700 --offset 20
+    Examples:
+
+      bapo buffer high http://127.0.0.1:8700 --offset 20
     """
-    with reach(url, run) as where:
+    with reach(buffer) as where:
         rows = where.admin.high(offset, limit)
     columns = ("group_id", "prompt_id", "mu", "birth", "age", "policy_version")
     _page("B_high", rows, columns, offset, as_json=as_json)
 
 
-def groups(url: Url = None, run: Run = None, offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List every group that the buffer holds, in the order of their ids, and where it is.
+def groups(buffer: BufferOrLatest = "latest", offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List all stored groups in the order of their ids, with the tables that hold them.
 
-    Example:  bapo buffer groups --run outputs/demo-001 --limit 100
+    Examples:
+
+      bapo buffer groups outputs/demo-001 --limit 100
     """
-    with reach(url, run) as where:
+    with reach(buffer) as where:
         rows = where.admin.held(offset, limit)
     if as_json:
         print_json({"total": rows.total, "offset": offset, "items": rows.items})
@@ -111,21 +119,22 @@ def groups(url: Url = None, run: Run = None, offset: Offset = 0, limit: Limit = 
 
 
 def show(
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Id of a group, for example fresh-00000012.")],
-    url: Url = None,
-    run: Run = None,
+    buffer: Buffer,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Id of a group, such as fresh-00000012.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show one group: where it is, its prompt, and one line per response. --json has the tokens and log-probs.
+    """Show one group: the tables that hold it, its prompt, one line per response; tokens and log-probs with --json.
 
-    Example:  bapo buffer show fresh-00000012 --run outputs/demo-001
+    Examples:
+
+      bapo buffer show outputs/demo-001 fresh-00000012
     """
-    with reach(url, run) as where:
+    with reach(buffer) as where:
         places = where.admin.places(group)
         if not places:
             raise ContractError(
-                f"the buffer at {where.url} does not hold group {group}: it is not sampled yet, consumed, or was never "
-                "asked for"
+                f"the buffer at {where.url} does not hold group {group}: it is not sampled yet, already "
+                "consumed, or was never requested"
             )
         found = where.admin.group(group)
     if as_json:
@@ -167,14 +176,14 @@ def _page(what: str, rows: Rows, columns: tuple[str, ...], offset: int, *, as_js
 
 def _status_lines(status: BufferStatus, url: str) -> Iterator[tuple[str, str]]:
     yield "run", f"{status.run} at {url}"
-    yield "learner", f"in step {status.step}, gave the workers version {status.policy_version}"
+    yield "learner", f"in step {status.step}, published policy version {status.policy_version}"
     yield (
         "steps",
         f"{status.assembled_step} assembled, {status.committed_step} trained, {status.checkpointed_step} checkpointed",
     )
     yield (
         "groups",
-        f"{status.fresh_ready} fresh, {status.reevaluated_ready} re-evaluated; {size(status.num_bytes)} held",
+        f"{status.fresh_ready} fresh, {status.reevaluated_ready} re-evaluated; {size(status.num_bytes)} stored",
     )
     yield "B_bad", f"{status.num_bad} prompts"
     edges = f"c2 {shown(status.c2)}, c3 {shown(status.c3)}, r_tot {shown(status.r_tot)}"
@@ -182,9 +191,9 @@ def _status_lines(status: BufferStatus, url: str) -> Iterator[tuple[str, str]]:
     for label, settled in status.evaluations.items():
         yield "evaluation", f"{label}: {settled} requests settled"
     for worker, leases in status.workers.items():
-        yield "worker", f"{worker}: {leases.leased} leased, heard of {leases.silent_s:.0f} s ago"
+        yield "worker", f"{worker}: {leases.leased} leased, last call {leases.silent_s:.0f} s ago"
     if status.failures_in_a_row:
-        yield "failures", f"{status.failures_in_a_row} in a row, the last: {status.last_failure}"
+        yield "failures", f"{status.failures_in_a_row} in a row, latest: {status.last_failure}"
 
 
 def _group_lines(group: Group, places: list[str]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`bapo buffer verify|drop`: check a live buffer, take something out of it."""
+"""`bapo buffer verify|drop`: check the invariants of a live buffer, delete entries."""
 
 from __future__ import annotations
 
@@ -8,24 +8,35 @@ from typing import Annotated
 
 import typer
 
-from bapo.cli.buffer.target import AsJson, Run, Url, Where, Yes, make_console, print_json, reach, size, waiting_for
+from bapo.cli.arguments import Yes
+from bapo.cli.buffer.target import (
+    AsJson,
+    Buffer,
+    BufferOrLatest,
+    Where,
+    make_console,
+    print_json,
+    reach,
+    size,
+    waiting_for,
+)
 from bapo.core.errors import ConfigError, did_you_mean
 
 KINDS = ("group", "request", "prompt", "evaluation", "run")
 
 
-def verify(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
-    """Check every invariant of a live buffer at one moment; exit code 1 and one line per violation.
+def verify(buffer: BufferOrLatest = "latest", as_json: AsJson = False) -> None:
+    """Check every invariant of a live buffer; exit code 1 and one line per violation.
 
-    Frames and records of every referenced group, reference counts, bytes,
-    requests in exactly one of queue and leases, holders, B_bad and its
-    capacity, B_high and its window, steps, retained batches, rounds,
-    evaluations, nothing orphaned. It reads the whole index, in some 5 ms of
-    Redis and 40 ms in all per 1,000 groups.
+    It checks frames and records of all groups, reference counts, bytes, queues and leases, B_bad and its capacity,
+    B_high and its window, steps, retained batches, rounds and evaluations, and finds orphans. It reads the whole index:
+    about 5 ms of Redis and 40 ms in all per 1,000 groups.
 
-    Example:  bapo buffer verify --run outputs/demo-001
+    Examples:
+
+      bapo buffer verify outputs/demo-001
     """
-    with reach(url, run) as where, waiting_for("the whole index to be read"):
+    with reach(buffer) as where, waiting_for("the whole index to be read"):
         found = where.admin.verify()
     if as_json:
         print_json(asdict(found))
@@ -41,40 +52,36 @@ def verify(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
 
 
 def drop(
-    kind: Annotated[str, typer.Argument(metavar="group|request|prompt|evaluation|run", help="What NAME is.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its id or label, or the run's name.")],
-    url: Url = None,
-    run: Run = None,
+    buffer: Buffer,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="group, request, prompt, evaluation or run.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its id or label, or the name of the run.")],
     yes: Yes = False,
 ) -> None:
-    """Take something out of a live buffer, after a question. Nothing that a batch needs can be dropped.
+    """Delete an entry of a live buffer; asks for confirmation. Entries that a batch needs are kept.
 
-    group: a fresh group (the scheduler asks for another one), a re-evaluated
-    or evaluated one, or an entry of B_high.
+    KIND is one of these:
 
-    request: an open one, queued or leased, that nobody will answer; a late
-    answer is ignored, and the scheduler asks for another fresh group.
+      group       a fresh, re-evaluated or evaluated group, or an entry of B_high;
+                  the scheduler requests another fresh group
+      request     an open request, queued or leased; a late result is ignored
+      prompt      an entry of B_bad
+      evaluation  its groups and open requests
+      run         everything; the buffer restarts at step 1
 
-    prompt: an entry of B_bad.
+    Examples:
 
-    evaluation: its groups and open requests.
-
-    run: everything; the buffer begins at step 1.
-
-    Example:  bapo buffer drop prompt 9f2c41d0 --run outputs/demo-001
-              bapo buffer drop request fresh-00012-003 --run outputs/demo-001
-              bapo buffer drop run demo-001 --url http://127.0.0.1:8700 --yes
+      bapo buffer drop outputs/demo-001 prompt 9f2c41d0
+      bapo buffer drop outputs/demo-001 request fresh-00012-003
+      bapo buffer drop http://127.0.0.1:8700 run demo-001 --yes
     """
     if kind not in KINDS:
         raise ConfigError(f"{kind!r} cannot be dropped{did_you_mean(kind, KINDS)}; write one of {', '.join(KINDS)}")
-    with reach(url, run, changes=True) as where:
-        if not yes:
-            _ask(where, kind, name)
+    with reach(buffer, changes=True) as where:
+        _confirm(where, kind, name, yes=yes)
         typer.echo(_DROPS[kind](where, name))
 
 
-def _ask(where: Where, kind: str, name: str) -> None:
-    """Continue only after a yes. Without a terminal the answer is no."""
+def _confirm(where: Where, kind: str, name: str, *, yes: bool) -> None:
     status = where.client.status()
     what = f"{kind} {name}"
     if kind == "run":
@@ -82,7 +89,7 @@ def _ask(where: Where, kind: str, name: str) -> None:
             f"everything of run {status.run} ({status.fresh_ready} fresh groups, {size(status.num_bytes)}, "
             f"step {status.assembled_step})"
         )
-    typer.confirm(f"drop {what} from the buffer at {where.url}?", abort=True)
+    where.confirm(f"drop {what}?", yes=yes)
 
 
 def _drop_group(where: Where, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which buffer a `bapo buffer` command means: the one at --url or of --run; and how it answers."""
+"""The buffer that a `bapo buffer` command reads or changes, by its run or its URL; and tables of what it answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from bapo.cli.arguments import LATEST, open_run
+from bapo.cli.arguments import complete_run, confirm, open_run, started_line
 from bapo.config.load import load_resolved
-from bapo.core.errors import ConfigError, DeadlineError, FullError, UnavailableError
+from bapo.core.errors import DeadlineError, FullError, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -32,13 +32,17 @@ LONG_ID, LEAST_TEXT = 32, 12
 GAP = "  "
 RETRY_S = 2.0
 
-Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The service, for example http://host:8700.")]
-Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Its run directory, or latest.")]
+_WHERE = "A run directory, latest, or the URL of a buffer service, such as http://host:8700."
+Buffer = Annotated[str, typer.Argument(metavar="RUN|URL", help=_WHERE, autocompletion=complete_run)]
+"""Of commands that change a buffer, or need another argument: named, never guessed."""
+BufferOrLatest = Annotated[
+    str, typer.Argument(metavar="RUN|URL", help=f"{_WHERE} Default: latest.", autocompletion=complete_run)
+]
+"""Of commands that only read."""
 ParquetFile = Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Offset = Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Leave out the first N.")]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show at most N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+Offset = Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show up to N.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +51,24 @@ class Where:
     client: BufferClient
     admin: BufferAdmin
 
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Name the buffer on stderr and ask, on a terminal. Raises: typer.Abort."""
+        typer.echo(f"buffer of run {plain(self.client.status().run)} at {self.url}", err=True)
+        confirm(question, yes=yes)
+
 
 @contextmanager
-def reach(url: str | None, run: str | None, *, changes: bool = False) -> Iterator[Where]:
-    """The buffer that is meant.
+def reach(buffer: str, *, changes: bool = False) -> Iterator[Where]:
+    """The buffer of a run, or at a URL.
 
     Args:
-        changes: the command changes what the buffer holds: it must be named, and a run is reported on stderr.
+        changes: the command changes what the buffer holds, so its run is printed to stderr.
     Raises: ConfigError; UnavailableError with what to do when it does not answer.
     """
-    if url and run:
-        raise ConfigError("--url and --run both name a buffer: leave one of them out")
-    if changes and not (url or run):
-        raise ConfigError(f"this changes a buffer: name it with --run RUN, --run {LATEST} or --url URL")
-    directory = None if url else open_run(run or LATEST)
+    url = buffer if "://" in buffer else None
+    directory = None if url else open_run(buffer)
     if changes and directory:
-        typer.echo(f"run {plain(str(directory.path))}", err=True)
+        typer.echo(plain(started_line(directory)), err=True)
     hint = _hint(directory)
     try:
         address = url or _announced(directory)
@@ -78,7 +84,7 @@ def reach(url: str | None, run: str | None, *, changes: bool = False) -> Iterato
 
 
 def _is_there(error: UnavailableError) -> bool:
-    """The service has said so itself, of its Redis for example; or it takes calls and hangs."""
+    """The service itself reported the failure, of its Redis for example; or it accepts calls and hangs."""
     return error.__cause__ is None or isinstance(error.__cause__, TimeoutError)
 
 
@@ -87,13 +93,13 @@ def _announced(directory: RunDirectory | None) -> str:
     try:
         return buffer_url(load_resolved(directory.config_path), directory, timeout_s=0.0)
     except DeadlineError as error:
-        raise UnavailableError(f"the buffer of run {directory.path} has never listened") from error
+        raise UnavailableError(f"the buffer of run {directory.path} has not listened yet") from error
 
 
 def _hint(directory: RunDirectory | None) -> str:
     if directory is None:
-        return "; does it run there?"
-    return f"; start the run, or its buffer alone: bapo up buffer --run {directory.path}"
+        return "; does a buffer service run there?"
+    return f"; start the run, or only its buffer: bapo up buffer --run {directory.path}"
 
 
 def print_json(value: Any) -> None:

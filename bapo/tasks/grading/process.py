@@ -81,7 +81,7 @@ def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[floa
         reward = _number(given)
         # NaN fails both comparisons. Compared as it is: float() raises for some.
         if reward is None or not low <= cast(Any, reward) <= high:
-            what = f"no number in [{low:g}, {high:g}] (on the response {text[:200]!r}){_advice(reward)}"
+            what = f"not a number in [{low:g}, {high:g}] (on the response {text[:200]!r}){_advice(reward)}"
             return {"failed": f"returned {_shown(given)}, which is {what}"}
         rewards.append((float(reward) - low) / (high - low))
     if len(rewards) < len(texts):
@@ -111,7 +111,7 @@ def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything
         return {"failed": f"{_told(error)} (asked for an expert's solution)"}
     if text is not None and not isinstance(text, str):
-        return {"failed": f"returned {_shown(text)} as an expert's solution, which is no text"}
+        return {"failed": f"returned {_shown(text)} as an expert's solution, which is not text"}
     return {"expert": text}
 
 

@@ -1,4 +1,4 @@
-"""Where a run is shown: a live table in a terminal, plain lines elsewhere (one per step, process and measurement)."""
+"""How a run is shown: a live table in a terminal, plain lines elsewhere (one per step, process and evaluation)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.live import Live
 
 from bapo.config.tree import Config
-from bapo.core.text import ORIGINS, count, duration, num_groups, oldest, percent
+from bapo.core.text import ORIGINS, count, duration, num_groups, percent, plain, staleness
+from bapo.runtime.logs import LogFollower
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import losses
@@ -24,7 +25,7 @@ class Display(Protocol):
     def say(self, text: str) -> None: ...
 
     def close(self) -> None:
-        """Leave the terminal as it was found; what was shown last stays."""
+        """Restore the terminal; the last table stays."""
         ...
 
 
@@ -35,12 +36,12 @@ def make_display(console: Console) -> Display:
 class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Redrawn by us alone: no thread of its own, so that a fork of the launcher stays safe.
+        # Without a thread that redraws, so that a fork of the launcher stays safe.
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
         self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw at the terminal's size of now."""
+        """Redraw at the current size of the terminal."""
         self._live.update(render(snapshot, *self._console.size), refresh=True)
 
     def say(self, text: str) -> None:
@@ -77,11 +78,11 @@ class LineDisplay:
                 self._states[process.name] = process.state
                 yield process_line(process)
         if self._num_evaluations is None:
-            # A resumed run: what an earlier start has shown is not news.
+            # A resumed run: an earlier start has printed these.
             self._num_evaluations = len(snapshot.evaluations) if snapshot.metrics else 0
             self._step = snapshot.step
         for what, lost in losses(snapshot.counters, snapshot.metrics):
-            if what not in self._losses:  # further ones are counted in the summary
+            if what not in self._losses:  # later ones are in the summary
                 self._losses.add(what)
                 yield f"{what}: {lost}"
         for row in snapshot.evaluations[self._num_evaluations :]:
@@ -109,13 +110,44 @@ def process_line(process: ProcessLine) -> str:
     return f"{process.name} has ended"
 
 
+class QuietDisplay:
+    """Nothing while the run lasts: its end is printed by the launcher."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class VerboseDisplay(LineDisplay):
+    """One line per event, and every line of the logs, each with the name of its process."""
+
+    def __init__(self, console: Console, run: RunDirectory) -> None:
+        super().__init__(console)
+        self._logs = LogFollower(run.logs_path)
+        for part in self._logs.parts():
+            self._logs.latest(part, 0)  # lines of an earlier start
+
+    def show(self, snapshot: Snapshot) -> None:
+        """New events, then new lines of the logs."""
+        super().show(snapshot)
+        for part, line in self._logs.new_lines():
+            self.say(f"[{part}] {plain(line)}")
+
+
 def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
     parts = " ".join(f"{origin}={row[origin]}" for origin in ORIGINS)
+    ages = ((origin, staleness(row, origin)) for origin in ORIGINS)
+    stale = " ".join(f"staleness_{origin}={age}" for origin, age in ages if age is not None)
     left = f" left={duration(snapshot.left_s).replace(' ', '')}" if snapshot.left_s is not None else ""
     return (
         f"step {row['step']}/{snapshot.num_steps} reward={row['reward_mean']:.3f} {parts} "
         f"groups={num_groups(row)}/{snapshot.batch_size} bad={row['num_bad']} high={row['num_high']} "
-        f"staleness_max={oldest(row)} tokens_per_s={count(row['tokens_per_s'])} "
+        f"{stale} tokens_per_s={count(row['tokens_per_s'])} "
         f"step_s={row['step_s']:.2f} wait_batch_s={row['wait_batch_s']:.2f}{left}"
     )
 
@@ -131,7 +163,7 @@ TICK_S = 1.0
 
 
 def watch(config: Config, run: RunDirectory, console: Console) -> int:
-    """Show the run until it ends or the user has seen enough."""
+    """Show the run until it ends or the user presses Ctrl-C."""
     interrupts = Interrupts()
     interrupts.install()
     observer, display = Observer(config, run), make_display(console)
@@ -147,14 +179,14 @@ def watch(config: Config, run: RunDirectory, console: Console) -> int:
     finally:
         display.close()
     if not interrupts.asked:
-        display.say(_last_word(run))
+        display.say(_final_state(run))
     return 0
 
 
-def _last_word(run: RunDirectory) -> str:
+def _final_state(run: RunDirectory) -> str:
     fields = run.read_run()
-    status = fields.get("status", "never started")
+    status = fields.get("status", "not started yet")
     if status in UNDER_WAY:
-        status = f"no longer there (its launcher, process {fields.get('pid')}, is gone)"
+        status = f"crashed: its launcher, process {fields.get('pid')}, has ended"
     message = f": {fields['message']}" if fields.get("message") else ""
-    return f"{run.name} is {status}{message}"
+    return f"{run.name}: {status}{message}"

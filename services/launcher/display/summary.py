@@ -1,4 +1,4 @@
-"""The end of a run in the terminal: what training moved, what it took, what was lost, where things are."""
+"""The end of a run in the terminal: accuracy before and after, time, failures, paths."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     table.add_column(overflow="fold")
     num_groups = _num_sampled(run)
     wall_s = float(run.read_run().get("wall_s", 0.0))
-    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-ups included")
+    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, including start-up")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
     for what, lost in losses_of(run):
         table.add_row(what, lost)
@@ -78,9 +78,9 @@ def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:
 def evaluation_summary(run: RunDirectory) -> RenderableType:
     evaluations = run.read_evaluations()
     if not evaluations:
-        return Text("nothing was measured")
+        return Text("no evaluations")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    for name in ("held-out", "accuracy (95 %)", "prompts", "responses each", "cut off", "tokens"):
+    for name in ("held-out", "accuracy (95 %)", "prompts", "responses each", "truncated", "tokens"):
         table.add_column(name)
     for row in evaluations:
         numbers = (str(row["num_prompts"]), str(row["num_samples"]), percent(row["truncated_share"]))
@@ -115,8 +115,8 @@ def _accuracy_table(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
         table.add_row(split, _with_interval(first), _with_interval(last), change_text(first, last))
     for row in evaluations:
         if row["split"] not in moved:
-            table.add_row(row["split"], _with_interval(row), "not measured", "")
-    caption = "in brackets 95 % intervals; the change is that of the prompts that both measurements have"
+            table.add_row(row["split"], _with_interval(row), "not evaluated", "")
+    caption = "95 % intervals in brackets; the change is over the prompts that both evaluations have"
     return Group(table, Text(caption, "bright_black"))
 
 

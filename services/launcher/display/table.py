@@ -1,4 +1,4 @@
-"""The live view: what comes up, then one row per step. Pure: a snapshot and a width in, something to print out.
+"""The live view: processes that start, then one row per step. Pure: a snapshot and a width in, something to print out.
 
 At 80 columns the numbers fit; a wider terminal also shows each batch as a bar of X1, X2, X3 against B.
 """
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.core.statistics import shared_means
-from bapo.core.text import ORIGINS, count, duration, num_groups, oldest, percent
+from bapo.core.text import ORIGIN_COLORS, ORIGINS, count, duration, num_groups, percent, staleness
 from services.launcher.display.snapshot import Snapshot
 from services.launcher.display.summary import losses
 from services.launcher.supervision.children import ProcessLine
@@ -24,11 +24,12 @@ NUM_ROWS = 10
 """Latest steps that stay visible, where the terminal is high enough."""
 OTHER_ROWS = 14
 LABEL_CHARS = 11
-"""Of "who waits" and its gap."""
+"""Of the longest label and its gap."""
 GAP = "   "
 NARROW = 100
 """Below this width there is no room for the bar."""
-COLOURS = {"x1": "blue", "x2": "dark_orange", "x3": "green"}
+AGES = {"X1 stale": "x1", "X3 stale": "x3"}
+"""Columns of the staleness of fresh groups, which the cadence bounds, and of reused ones, which it does not."""
 BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
 MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·", "bright_black")}
 
@@ -48,13 +49,13 @@ def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
 
 def _headline(snapshot: Snapshot, width: int) -> Text:
     share = snapshot.step / snapshot.num_steps
-    bar_width = max(8, min(40, width - 58 - len(snapshot.name)))
+    bar_width = max(8, min(40, width - 61 - len(snapshot.name)))
     filled = round(share * bar_width)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(snapshot.name, "bold").append(f"  {snapshot.algorithm}  ", "bright_black")
     text.append(f"step {snapshot.step}/{snapshot.num_steps} ")
     text.append("━" * filled, "green").append("━" * (bar_width - filled), "bright_black")
-    text.append(f" {duration(snapshot.elapsed_s)} gone", "bright_black")
+    text.append(f" {duration(snapshot.elapsed_s)} elapsed", "bright_black")
     if snapshot.left_s is not None:
         text.append(f", about {duration(snapshot.left_s)} left", "bright_black")
     return text
@@ -75,11 +76,11 @@ def _steps(snapshot: Snapshot, width: int, num_rows: int) -> RenderableType:
     for name in ("step", "reward"):
         table.add_column(name, justify="right")
     for origin in ORIGINS:
-        table.add_column(origin.upper(), justify="right", style=COLOURS[origin], min_width=3)
+        table.add_column(origin.upper(), justify="right", style=ORIGIN_COLORS[origin], min_width=3)
     table.add_column(f"of {snapshot.batch_size}", justify="right")
     if width >= NARROW:
         table.add_column(" ".join(f"{origin.upper()} {BLOCKS[origin]}" for origin in ORIGINS), min_width=20)
-    for name in ("B_bad", "B_high", "stale", "tokens/s", "s/step", "waited"):
+    for name in ("B_bad", "B_high", *AGES, "tok/s", "s/step", "wait"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in snapshot.metrics[-num_rows:]:
         table.add_row(*_cells(row, snapshot.batch_size, width))
@@ -96,7 +97,9 @@ def _cells(row: Mapping[str, Any], batch_size: int, width: int) -> Iterator[Rend
         yield _composition(row, batch_size, min(60, width - NARROW + 20))
     yield str(row["num_bad"])
     yield str(row["num_high"])
-    yield str(oldest(row))
+    for origin in AGES.values():
+        age = staleness(row, origin)
+        yield "-" if age is None else str(age)
     yield count(row["tokens_per_s"])
     yield f"{row['step_s']:.2f}"
     yield f"{row['wait_batch_s']:.1f} s"
@@ -110,7 +113,7 @@ def _composition(row: Mapping[str, Any], batch_size: int, width: int) -> Text:
         total += int(row[origin])
         # Rounding the sums, not the parts, keeps the bar's length right.
         end = round(min(total, batch_size) * width / batch_size)
-        text.append(BLOCKS[origin] * (end - drawn), COLOURS[origin])
+        text.append(BLOCKS[origin] * (end - drawn), ORIGIN_COLORS[origin])
         drawn = end
     return text.append("·" * (width - drawn), "bright_black")
 
@@ -123,11 +126,11 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
         table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
     if snapshot.status is not None:
         # Text, because a failure's message may hold brackets, which are not markup.
-        table.add_row("who waits", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
+        table.add_row("now", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):
-        table.add_row(Text("warning", "red"), Text(snapshot.metrics[-1]["warning"]))
+        table.add_row(Text("warning", "yellow"), Text(snapshot.metrics[-1]["warning"]))
     if snapshot.workers:
         table.add_row("workers", packed(_workers(snapshot), width - LABEL_CHARS))
     if table.rows:

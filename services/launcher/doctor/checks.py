@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pkgutil
 import shutil
 import socket
 import sys
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import psutil
 
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, ConfigError, UnavailableError
+from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.runtime.machine import (
     GIB,
@@ -45,7 +47,7 @@ from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 DISK_GIB = 1.0
 MIB = 1 << 20
 REDIS_TIMEOUT_S = 2.0
-WANTS_PASSWORD = f"it wants a password: name its file in {PASSWORD_FILE}"
+WANTS_PASSWORD = f"it requires a password: name its file in {PASSWORD_FILE}"
 OPTIMIZED = "--enable-optimizations"
 
 
@@ -62,16 +64,25 @@ class Check:
     """What a failure is, for the exit code."""
 
 
-def preflight(config: Config, *, with_learner: bool = True, download: Download | None = None) -> None:
+def preflight(
+    config: Config,
+    *,
+    with_learner: bool = True,
+    download: Download | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
     """Refuse to start what cannot work, and fetch a model of the Hub before anything starts.
 
     Args:
         download: as `bapo.runtime.model_files.fetch` has it.
+        say: prints what is fetched.
     Raises: the first failure's error, with one line per failure.
     """
-    found = [*ports(config, with_learner=with_learner), redis(config)]
+    found = [engine(config), *ports(config, with_learner=with_learner), redis(config)]
     if is_hub_id(config.model.path):
         _refuse(found)  # before minutes of download
+        if folder_of(config.model.path) is None:
+            say(f"fetching {config.model.path} from the Hugging Face Hub")
         fetch(config.model.path, download)
     _refuse([*found, model_files(config), data(config), *reward(config)])
 
@@ -88,6 +99,31 @@ def _refuse(found: Iterable[Check]) -> None:
         raise failures[0].error("\n".join(check.detail for check in failures))
 
 
+ENGINES = "rollout_server.engines"
+NOT_ENGINES = ("base",)
+
+
+def engine(config: Config) -> Check:
+    """The inference engine is a module of the rollout server, which is searched and not imported here."""
+    name, known = config.rollout.engine, engine_names()
+    if known and name not in known:
+        hint = did_you_mean(name, known)
+        detail = f"rollout.engine = {name!r}: there is no such engine{hint}; write one of {', '.join(known)}"
+        return Check(name="engine", status="fail", detail=detail)
+    return Check(name="engine", status="ok", detail=name)
+
+
+def engine_names() -> list[str]:
+    """Engines that are installed; empty where the rollout server is not."""
+    try:
+        found = importlib.util.find_spec(ENGINES)
+    except ModuleNotFoundError:
+        return []
+    folders = found.submodule_search_locations if found else None
+    names = [module.name for module in pkgutil.iter_modules(folders or ())]
+    return sorted(name for name in names if not name.startswith("_") and name not in NOT_ENGINES)
+
+
 def interpreter(options: str | None = None, maps: str | None = None) -> Check:
     """How this Python was built: one without optimizations, in a library of its own, is slower at everything.
 
@@ -101,7 +137,7 @@ def interpreter(options: str | None = None, maps: str | None = None) -> Check:
         return Check(name="python build", status="ok", detail=sys.executable)
     detail = (
         f"{sys.executable} was built without {OPTIMIZED}: services and workers take more time for everything "
-        "(docs/buffer.md has figures). Take another one, as make setup PYTHON=/usr/bin/python3.11 with "
+        "(docs/buffer.md has figures). Use another one, as make setup PYTHON=/usr/bin/python3.11 with "
         "package python3.11-venv, or build it again, as "
         f'PYTHON_CONFIGURE_OPTS="{OPTIMIZED} --with-lto" pyenv install --force 3.11'
     )
@@ -134,7 +170,7 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
         except OSError as error:
             detail = (
                 f"{key}: cannot listen on {host}:{port}: {error.strerror}; another run or program may use it. "
-                f"Stop that, or take a free port with --{key} 0"
+                f"Stop it, or use a free port with --{key} 0"
             )
             yield Check(name=f"port {port} ({process})", status="fail", detail=detail)
         else:
@@ -144,7 +180,7 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
 def redis(config: Config) -> Check:
     url = config.buffer.redis_url
     if config.buffer.url:
-        return Check(name="redis", status="ok", detail=f"the buffer service at {config.buffer.url} has its own")
+        return Check(name="redis", status="ok", detail=f"that of the buffer service at {config.buffer.url}")
     if url is None:
         try:
             return Check(name="redis", status="ok", detail=f"embedded: {server_binary()}")
@@ -160,7 +196,7 @@ def redis(config: Config) -> Check:
     if reason is None:
         return Check(name="redis", status="ok", detail=f"{url} answers")
     detail = (
-        f"buffer.redis_url: no Redis answers at {url}: {reason}; start it, or leave the key out so that the launcher "
+        f"buffer.redis_url: no Redis answers at {url}: {reason}; start it, or leave the setting out: the launcher then "
         "starts an embedded one"
     )
     return Check(name="redis", status="fail", detail=detail, error=UnavailableError)
@@ -195,7 +231,7 @@ def model_files(config: Config) -> Check:
     """A folder must be a model's; a Hub id is in the cache, with its weights, or will be fetched."""
     name, path = "model", config.model.path
     if not Path(path).is_dir() and not is_hub_id(path):
-        detail = f"model.path: there is no folder {path} (looked in {os.getcwd()}), and it is no Hugging Face id"
+        detail = f"model.path: there is no folder {path} (searched in {os.getcwd()}), and it is not a Hugging Face id"
         return Check(name=name, status="fail", detail=detail)
     folder = folder_of(path)
     if folder is None:
@@ -263,7 +299,7 @@ def parameters_of(config: Config) -> int | None:
 
 def _weights_in_words(config: Config, parameters: int | None) -> str:
     if parameters is None:
-        return "without the model, whose size is not known before it is here"
+        return "without the model, whose size is unknown until it is downloaded"
     learner, engine = learner_bytes(config, parameters) / GIB, engine_bytes(config, parameters) / GIB
     on_gpus = ["learner"] if ranks_on_gpus(config) else []
     on_gpus += ["engines"] if "GPU" in worker_resources(config.rollout) else []

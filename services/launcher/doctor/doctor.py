@@ -1,4 +1,4 @@
-"""`bapo doctor`: every check of this machine and configuration, also the slow ones."""
+"""`bapo doctor`: every check of this machine and configuration, including the slow ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
@@ -29,6 +29,7 @@ from bapo.tasks.registry import load_task
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, redis_persistence
 from services.launcher.doctor.gpu_checks import gpu_checks
+from services.launcher.doctor.progress import announced
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.gpus.devices import probe_gpus
 from services.launcher.processes import base_environment
@@ -38,38 +39,61 @@ from services.launcher.supervision.supervisor import last_words
 NUM_GOLD = 50
 NUM_ROUND_TRIPS = 20
 REDIS_START_S = 10.0
+NAME_WIDTH = 12
 PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def run_doctor(config: Config, console: Console, *, as_json: bool) -> int:
+Step = tuple[str, Callable[[], Iterable[Check]]]
+"""What is checked, for a progress line, and the check."""
+
+
+def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: bool = False) -> int:
     """Run all checks and show them; 0 when none failed, else the exit code of the first failure."""
-    found = list(all_checks(config))
+    found = list(run_steps(all_steps(config)))
     if as_json:
         rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
         console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
     else:
-        console.print(_table(found))
+        shown = [check for check in found if not is_quiet or check.status != "ok"]
+        if shown:
+            console.print(check_table(shown))
     return next((check.error.exit_code for check in found if check.status == "fail"), 0)
 
 
-def all_checks(config: Config) -> Iterator[Check]:
-    yield versions(config)
-    yield checks.interpreter()
-    yield from gpu_checks(config, probe_gpus(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ)
-    yield from checks.ports(config)
-    yield checks.memory(config)
-    yield checks.disk(config)
-    yield from checks.limits_of(config)
+def run_steps(steps: Iterable[Step]) -> Iterator[Check]:
+    """Results in order; a step that takes long is announced."""
+    for what, check in steps:
+        with announced(what):
+            found = list(check())
+        yield from found
+
+
+def all_steps(config: Config) -> Iterator[Step]:
+    """Checks by name; a model that is not there leaves out those that would load it."""
+    model = checks.model_files(config)
+    yield "versions", lambda: [versions(config), checks.interpreter(), checks.engine(config)]
+    yield (
+        "GPUs (imports torch)",
+        lambda: gpu_checks(config, probe_gpus(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ),
+    )
+    yield "ports", lambda: checks.ports(config)
+    yield "memory and disk", lambda: [checks.memory(config), checks.disk(config), *checks.limits_of(config)]
+    yield "Redis", lambda: redis_checks(config)
+    yield f"data of task {config.task.name}", lambda: [checks.data(config)]
+    yield "the reward on gold answers", lambda: [gold(config)]
+    yield f"model {config.model.path}", lambda: [model]
+    if model.status != "fail":
+        yield f"the tokenizer of {config.model.path}", lambda: [tokenizer(config)]
+
+
+def redis_checks(config: Config) -> Iterator[Check]:
+    """The Redis of the configuration, or the embedded one."""
     yield checks.redis(config)
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)
     if (kept := redis_persistence(config)) is not None:
         yield kept
-    yield checks.data(config)
-    yield gold(config)
-    yield checks.model_files(config)
-    yield tokenizer(config)
 
 
 def versions(config: Config) -> Check:
@@ -108,14 +132,14 @@ def redis_starts(config: Config) -> Check:
 
 
 def gold(config: Config) -> Check:
-    """The reward gives 1 to answers that are known to be right: it must, or nothing can be learned."""
+    """The reward gives 1 to answers that are known to be correct; otherwise the model cannot learn."""
     name = "reward on gold answers"
     try:
         task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         pairs = ((prompt, task.gold(prompt)) for prompt in task.prompts("train"))
         known = list(islice(((prompt, text) for prompt, text in pairs if text is not None), NUM_GOLD))
         if not known:
-            return Check(name=name, status="warn", detail="the task knows no gold answers, so its reward was not tried")
+            return Check(name=name, status="warn", detail="the task has no gold answers, so its reward was not tested")
         with closing(GraderPool(config.task, num_children=1)) as graders:
             found = next(gold_problems(graders, known), None)
     except BapoError as error:
@@ -134,12 +158,12 @@ def gold_problems(graders: GraderPool, known: Iterable[tuple[Prompt, str]]) -> I
             yield f"with the gold answer {text!r}, {error}"
         else:
             if reward != 1.0:
-                advice = "" if reward else "; task.options.gold_format says how a right response looks"
+                advice = "" if reward else "; task.options.gold_format says what a correct response looks like"
                 yield f"{prompt.text!r} with its gold answer {text!r}: reward {reward:g}, not 1{advice}"
 
 
 def tokenizer(config: Config) -> Check:
-    """Prompts survive encoding and decoding: some model types make transformers build another tokenizer, silently."""
+    """Prompts survive encoding and decoding: for some model types transformers silently builds another tokenizer."""
     name = "tokenizer"
     try:
         from transformers import AutoTokenizer  # here: it takes seconds to import
@@ -148,7 +172,8 @@ def tokenizer(config: Config) -> Check:
         task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         prompts = task.prompts("train")[:NUM_ROUND_TRIPS]
     except (BapoError, ImportError, OSError, ValueError) as error:
-        return Check(name=name, status="fail", detail=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        detail = f"the tokenizer of {config.model.path} cannot be loaded: {str(error).splitlines()[0]}"
+        return Check(name=name, status="fail", detail=detail)
     found = round_trips(
         [prompt.text for prompt in prompts],
         lambda text: str(encoder.decode(encoder(text, add_special_tokens=False)["input_ids"])),
@@ -164,8 +189,11 @@ def tokenizer(config: Config) -> Check:
     return Check(name=name, status="warn", detail=f"{detail}; the prompts are {advice}")
 
 
-def _table(found: Sequence[Check]) -> Table:
+def check_table(found: Sequence[Check]) -> Table:
     table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=4)
+    table.add_column(min_width=NAME_WIDTH)
+    table.add_column(overflow="fold")
     for check in found:
-        table.add_row(Text(check.status, COLOURS[check.status]), check.name, Text(check.detail, overflow="fold"))
+        table.add_row(Text(check.status, COLOURS[check.status]), check.name, Text(check.detail))
     return table

@@ -37,11 +37,12 @@ def gpu_checks(config: Config, found: Gpus, *, vllm_build: str | None, is_cluste
 def _without(config: Config, found: Gpus) -> Check:
     if found.problem:
         detail = (
-            f"there is a driver for GPUs, but it does not answer: {found.problem}; is it loaded, and of one version?"
+            f"there is a GPU driver, but it does not answer: {found.problem}; check that it is loaded and matches "
+            "nvidia-smi"
         )
         return Check(name="gpu", status="fail" if config.learner.device == "cuda" else "warn", detail=detail)
     if config.learner.device == "cuda":
-        detail = "no GPU, but learner.device = cuda: write cpu, or auto, which takes what there is"
+        detail = "no GPU, but learner.device = cuda: write cpu, or auto, which uses GPUs where there are any"
         return Check(name="gpu", status="fail", detail=detail)
     return Check(name="gpu", status="ok", detail="no GPU: CPU profile")
 

@@ -39,7 +39,7 @@ class InterruptedRunError(Exception):
 
 
 class Interrupts:
-    """Counts Ctrl-C and SIGTERM: the first asks for an end, the second for one at once."""
+    """Counts Ctrl-C and SIGTERM: the first asks for a clean end, the second for an immediate one."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -21,7 +21,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bapo.config.tree import SupervisionConfig
-from bapo.core.errors import ConfigError, DeadlineError, DivergenceError, RankLostError, StorageError, UnavailableError
+from bapo.core.errors import (
+    BY_NAME,
+    ConfigError,
+    DeadlineError,
+    DivergenceError,
+    RankLostError,
+    StorageError,
+    UnavailableError,
+)
 from bapo.runtime.logs import rotated_path
 from services.launcher.supervision.child_process import Child, kill_descendants
 
@@ -106,7 +114,7 @@ class Supervisor:
     def _line(self, child: Child, pause_s: float, number: int) -> str:
         bound = f"at most {self._settings.max_restarts} within {self._settings.window_s:.0f} s"
         return (
-            f"{child.name} ended with {code_text(child.exit_code)}; it starts again in {pause_s:.1f} s "
+            f"{child.name} ended with {code_text(child.exit_code)}; it restarts in {pause_s:.1f} s "
             f"(restart {number}, {bound}; its log: {child.spec.log_path})"
         )
 
@@ -136,20 +144,20 @@ TAIL_BYTES = 64 << 10
 KILLED = 128 + signal.SIGKILL
 
 _ERROR = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (\S.*)")
-"""`ConfigError: ...` as our processes log it, or the last line of a traceback."""
+"""`ConfigError: ...` as processes of a run log it, or the last line of a traceback."""
 _SAYS_WHY = re.compile(r"\berror\b|\bfatal\b|cannot|refused|failed", re.IGNORECASE)
 
 ADVICE = {
     ConfigError.exit_code: "change that setting and start again; nothing was trained with it",
-    StorageError.exit_code: "mend what is named (disk, service or verifier), then continue the run; "
+    StorageError.exit_code: "fix what the message names (disk, service or reward function), then resume the run; "
     "if it needs another setting, start another run",
     DivergenceError.exit_code: "the checkpoint before it is intact; a lower learner.lr or fewer stale groups "
     "(cadence.weight_sync_interval, cadence.max_steps_ahead) usually help, in a new run",
-    DeadlineError.exit_code: "see the log of the process that was waited for, then continue the run",
+    DeadlineError.exit_code: "see the log of the process that did not answer, then resume the run",
     RankLostError.exit_code: "see the logs of the other ranks (learner*.log), one of which ended or stopped first, "
-    "then continue the run",
-    KILLED: "it was killed from outside, most often by the kernel, out of memory (see `dmesg`); fewer "
-    "rollout.num_workers, a smaller rollout.max_groups_in_flight or learner.microbatch_tokens need less",
+    "then resume the run",
+    KILLED: "it was killed by another process, most often by the kernel because memory ran out (see dmesg); fewer "
+    "rollout.num_workers, a smaller rollout.max_groups_in_flight or learner.microbatch_tokens use less memory",
 }
 assert UnavailableError.exit_code == StorageError.exit_code
 
@@ -158,7 +166,7 @@ def explain(child: Child) -> str:
     code = child.exit_code
     lines = [f"{child.name} ended with {code_text(code)}: {last_words(child.spec.log_path)}"]
     if child.num_restarts:
-        lines.append(f"It had been started again {child.num_restarts} times before (supervision.max_restarts).")
+        lines.append(f"It had been restarted {child.num_restarts} times before (supervision.max_restarts).")
     if code in ADVICE:
         lines.append(f"What to do: {ADVICE[code]}")
     lines.append(f"Its log: {child.spec.log_path}")
@@ -174,11 +182,12 @@ def last_words(log_path: Path) -> str:
     for line in reversed(lines):
         found = _ERROR.search(line)
         if found:
-            return f"{found.group(1)}: {found.group(2)}"
+            # Errors of this package are written for people; the class of any other says what it is.
+            return found.group(2) if found.group(1) in BY_NAME else f"{found.group(1)}: {found.group(2)}"
     for line in reversed(lines):
         if _SAYS_WHY.search(line):
             return line.strip()
-    return lines[-1].strip() if lines else "it wrote nothing"
+    return lines[-1].strip() if lines else "it printed nothing"
 
 
 def _tail(path: Path) -> str:

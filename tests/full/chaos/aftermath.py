@@ -34,7 +34,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     NODE: {"NodeDiedError": "the rollout server ends by an accident when its node has died"},
 }
 """Victim -> what a line may say of a fault that befell it -> why. Nothing else may be an error, whatever was killed."""
-_DEATH = re.compile(r"^(\w[\w-]*) ended with (signal SIGKILL|exit code [01]); it starts again", re.MULTILINE)
+_DEATH = re.compile(r"^(\w[\w-]*) ended with (signal SIGKILL|exit code [01]); it restarts", re.MULTILINE)
 BELOW = {GUARD: ROLLOUT_SERVER, NODE: ROLLOUT_SERVER}
 """Victim -> the child of the launcher that ends with it."""
 

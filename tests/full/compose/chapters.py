@@ -71,7 +71,7 @@ class Check:
             return bool(found["num_steps"] >= 2)
 
         wait_for("the web page shows two steps", STEP_S, has_steps)
-        groups = self._bapo("buffer", "export", "/tmp/groups.parquet", role="operator")
+        groups = self._bapo("buffer", "export", COMMANDS, "/tmp/groups.parquet", role="operator")
         say(f"the web page reads the groups of every step; bapo buffer export: {groups}")
 
     def scale(self) -> None:
@@ -162,7 +162,7 @@ class Check:
         else:
             self._stack.compose("stop", "learner", "scheduler", "evaluator", "rollout")
             self._expect_end(("learner", "scheduler", "evaluator", "rollout"))
-        say("bapo buffer verify: " + self._bapo("buffer", "verify", role="viewer"))
+        say("bapo buffer verify: " + self._bapo("buffer", "verify", COMMANDS, role="viewer"))
         with tempfile.TemporaryDirectory(prefix="bapo-compose-") as folder:
             self._stack.compose("cp", f"buffer:/bapo/outputs/{RUN}", folder)
             run = Path(folder) / RUN
@@ -218,7 +218,7 @@ class Check:
         token = self._stack.secret(role)
         given = ("-e", f"BAPO_TOKEN={token}", "-e", "BAPO_TOKEN_FILE=")
         inside = ("exec", "-T", *given, "dashboard", "python", "-m", "bapo.cli")
-        return self._stack.compose(*inside, *words, "--url", COMMANDS).strip()
+        return self._stack.compose(*inside, *words).strip()
 
 
 def total(page: str, name: str) -> float:

@@ -1,0 +1,217 @@
+"""`bapo init`: a commented run.toml for your own model, data and reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.cli.arguments import waiting
+from bapo.config.load import load_config
+from bapo.config.tree import TaskConfig
+from bapo.core.errors import ConfigError, did_you_mean
+from bapo.runtime.model_files import is_hub_id, missing_parts
+from bapo.runtime.run_directory.files import replace_file, storing
+from bapo.tasks.dataset import ANSWER_COLUMNS, Row, is_file, read_rows
+from bapo.tasks.grading.pool import GraderPool
+
+BATCH_SIZE = 32
+"""Prompts per step, unless the data has fewer."""
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
+MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "final_answer", "response", "output")
+CHAT_NAMES = ("instruct", "chat", "-it")
+"""Parts of the names of models that have a chat template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What the first rows of the training data say."""
+
+    prompt_column: str = "prompt"
+    answer_column: str | None = None
+    """None: recognized by its layout."""
+    is_text: bool = True
+    """Whether prompts are text, not lists of messages."""
+    num_rows: int | None = None
+    """Up to a batch; None: not read."""
+
+
+def init(
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Folder in Hugging Face format, or a Hub id owner/name.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option("--data", metavar="FILE", help="Training data: .jsonl, .parquet, or a Hub id owner/name:split."),
+    ],
+    reward: Annotated[
+        str | None,
+        typer.Option("--reward", metavar="REWARD", help="file.py:function; default: exact match with the answer."),
+    ] = None,
+    held_out: Annotated[
+        str | None, typer.Option("--held-out", metavar="FILE", help="Data to measure accuracy on, as --data.")
+    ] = None,
+    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The method, such as grpo or bapo.")] = "bapo",
+    prompt_column: Annotated[str | None, typer.Option(help="Column of the prompts; default: recognized.")] = None,
+    answer_column: Annotated[str | None, typer.Option(help="Column of the answers; default: recognized.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path("run.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+) -> None:
+    """Write a commented run.toml for your model, data and reward.
+
+    It checks that model, data and reward can be loaded, and sets the dozen settings that most runs change; the preset
+    has the others.
+
+    Examples:
+
+      bapo init --model Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl \\
+          --reward rewards.py:score --held-out test.jsonl
+      bapo train run.toml --dry-run
+      bapo train run.toml
+    """
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists; overwrite it with --force, or name another file with --output FILE")
+    _check_model(model)
+    found = inspect_data(data, prompt_column, answer_column)
+    if reward is not None:
+        _check_reward(reward)
+    text = run_toml(model, data, reward, held_out, preset, found, output)
+    with storing(output):
+        replace_file(output, text.encode())
+    try:
+        load_config([output], [])
+    except ConfigError:
+        output.unlink()
+        raise
+    typer.echo(
+        f"wrote {output}\n  check  bapo train {output} --dry-run\n"
+        + (f"         bapo reward test {reward} --data {data}{_columns(found)}\n" if reward else "")
+        + f"  start  bapo train {output}"
+    )
+
+
+def inspect_data(source: str, prompt_column: str | None, answer_column: str | None) -> Data:
+    """Read the first rows of the training data. A data set of the Hub is not downloaded.
+
+    Raises: ConfigError for a file that is missing or malformed, or a column that is not there.
+    """
+    if not is_file(source):
+        return Data(prompt_column=prompt_column or "prompt", answer_column=answer_column)
+    rows = list(islice(read_rows(source), BATCH_SIZE))
+    if not rows:
+        raise ConfigError(f"dataset {source} has no rows")
+    prompt = _column(rows[0], prompt_column, PROMPT_COLUMNS, "prompt")
+    known = tuple(ANSWER_COLUMNS)
+    answer = _column(rows[0], answer_column, (*known, *MORE_ANSWER_COLUMNS), "answer")
+    return Data(
+        prompt_column=prompt,
+        answer_column=None if answer in known and answer_column is None else answer,
+        is_text=isinstance(rows[0].get(prompt), str),
+        num_rows=len(rows),
+    )
+
+
+def _column(row: Row, given: str | None, usual: Sequence[str], what: str) -> str:
+    """The column that is given, or the first of the usual ones that the row has."""
+    found = next((name for name in ([given] if given else usual) if row.has(name)), None)
+    if found is None:
+        hint = did_you_mean(given, row.values) if given else ""
+        wanted = f"no column {given!r}{hint}" if given else f"none of the usual {what} columns ({', '.join(usual)})"
+        raise ConfigError(f"{row.where}: {wanted}; name it with --{what}-column. The row has {', '.join(row.values)}")
+    return found
+
+
+def _check_model(model: str) -> None:
+    if Path(model).is_dir():
+        if missing := missing_parts(Path(model)):
+            raise ConfigError(
+                f"--model: {model} has no {' and no '.join(missing)}; name a folder in Hugging Face format"
+            )
+    elif not is_hub_id(model):
+        raise ConfigError(f"--model: there is no folder {model}, and it is not a Hugging Face id like owner/name")
+
+
+def _check_reward(reward: str) -> None:
+    """Load it in a process of its own, as a run does. Raises: ConfigError."""
+    with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)):
+        pass
+
+
+def run_toml(
+    model: str, data: str, reward: str | None, held_out: str | None, preset: str, found: Data, output: Path
+) -> str:
+    """The text of the file: about 25 lines, a comment on each setting."""
+    batch_size = min(BATCH_SIZE, found.num_rows or BATCH_SIZE)
+    num_gpus = sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+    options = [f"path = {_toml(data)}"]
+    if held_out:
+        options.append(f"held_out = {{ test = {_toml(held_out)} }}")
+    if found.prompt_column != "prompt":
+        options.append(f"prompt_column = {_toml(found.prompt_column)}")
+    if found.answer_column:
+        options.append(f"answer_column = {_toml(found.answer_column)}")
+    if found.is_text and _has_chat_template(model):
+        options.append("chat = true")
+    rows = [
+        f"# Check: bapo train {output} --dry-run    Start: bapo train {output}",
+        f"# Every setting: bapo config show {output}; their meaning: docs/configuration.md",
+        "",
+        (f"preset = {_toml(preset)}", "the method; bapo config presets lists all"),
+        "",
+        "[run]",
+        ('name = "auto"', f"{output.stem}-001, {output.stem}-002, ... below outputs/"),
+        ("num_steps = 100", "learner steps"),
+        "",
+        "[model]",
+        f"path = {_toml(model)}",
+        (f"dtype = {_toml('bfloat16' if num_gpus else 'float32')}", "bfloat16 on GPUs, float32 on CPUs"),
+        "",
+        "[task]",
+        'name = "dataset"',
+        f"options = {{ {', '.join(options)} }}",
+        *([(f"reward = {_toml(reward)}", "called with each prompt and response")] if reward else []),
+        "",
+        "[algorithm]",
+        (f"batch_size = {batch_size}", "prompts per step"),
+        ("group_size = 8", "responses per prompt"),
+        "",
+        "[rollout]",
+        ("num_workers = 1", "inference engines; on GPUs one per GPU"),
+        ("max_prompt_tokens = 512", "longer prompts are refused"),
+        ("max_response_tokens = 1024", "longer responses are truncated"),
+        *([("engine_options = { gpu_memory_utilization = 0.4 }", "shared with the learner")] if num_gpus == 1 else []),
+        "",
+        "[learner]",
+        ("lr = 1e-6", "small models take more: 1e-5 to 1e-4"),
+        (f"minibatch_size = {max(1, batch_size // 2)}", "prompts per update"),
+        "",
+        "[evaluation]",
+        ("every = 10", "steps between evaluations" if held_out else "needs held_out data: see [task] options"),
+    ]
+    return "\n".join(row if isinstance(row, str) else f"{row[0]:<33} # {row[1]}" for row in rows) + "\n"
+
+
+def _has_chat_template(model: str) -> bool:
+    folder = Path(model)
+    if not folder.is_dir():
+        return any(part in model.lower() for part in CHAT_NAMES)
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and '"chat_template"' in settings.read_text(errors="replace")
+
+
+def _columns(found: Data) -> str:
+    """Options of `bapo reward test` for columns that it would not find."""
+    prompt = f" --prompt-column {found.prompt_column}" if found.prompt_column != "prompt" else ""
+    return prompt + (f" --answer-column {found.answer_column}" if found.answer_column else "")
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

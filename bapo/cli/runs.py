@@ -1,0 +1,191 @@
+"""`bapo runs` and `bapo status`: which runs there are, and the state of one, from their run directories."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bapo.cli.arguments import RunOrLatest, open_run, started_line
+from bapo.cli.buffer.target import AsJson, facts, make_console, print_json, table
+from bapo.config.load import load_resolved
+from bapo.config.tree import Config, RunConfig
+from bapo.core.errors import BapoError, ConfigError
+from bapo.core.text import count, duration, percent
+from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
+
+STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
+"""`status` in run.json -> what people read; other values depend on whether the launcher lives."""
+COLORS = {"running": "green", "starting": "green", "stopped": "yellow", "crashed": "red"}
+RATE_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """One row of `bapo runs`."""
+
+    name: str
+    path: str
+    state: str
+    """created, starting, running, finished, stopped, crashed, or unreadable."""
+    step: int = 0
+    num_steps: int = 0
+    accuracy: float | None = None
+    """Held-out accuracy of the latest evaluation, mean of the splits; None before the first."""
+    page: str | None = None
+    """URL of the web page of a running run."""
+    updated_at: float = 0.0
+    """Unix time of the latest record."""
+
+
+def runs(
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="Folder of run directories.")] = RunConfig().root,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the paths only.")] = False,
+) -> None:
+    """List the runs of a folder, the latest first: state, step, held-out accuracy, web page.
+
+    States: running, finished, stopped (by Ctrl-C or bapo stop) and crashed; a stopped or crashed run can be resumed
+    with bapo train --resume RUN.
+
+    Examples:
+
+      bapo runs
+      bapo runs outputs/study-countdown
+    """
+    if not Path(root).is_dir():
+        raise ConfigError(f"there is no folder {root}; runs are in run.root, by default {RunConfig().root}")
+    found = sorted(map(state_of, run_directories(root)), key=lambda run: run.updated_at, reverse=True)
+    if as_json:
+        print_json([asdict(run) for run in found])
+    elif quiet:
+        for run in found:
+            typer.echo(run.path)
+    elif not found:
+        typer.echo(f"no runs in {root}; start one with bapo train")
+    else:
+        names = ("run", "state", "step", "held-out", "page", "updated")
+        make_console().print(table(names, [_row(run) for run in found], ids=("run", "state", "page")))
+
+
+def status(run: RunOrLatest = "latest", as_json: AsJson = False) -> None:
+    """Show the state of one run: step, reward, accuracy, time left, processes, URLs and how to continue.
+
+    Examples:
+
+      bapo status outputs/demo-001
+      bapo status latest --json
+    """
+    directory = open_run(run)
+    state, fields = state_of(directory), directory.read_run()
+    if as_json:
+        metrics = directory.read_metrics()
+        print_json({**asdict(state), "latest": metrics[-1] if metrics else None, "run": fields})
+        return
+    make_console().print(facts(list(_status_lines(directory, state, fields))))
+
+
+def run_directories(root: str | Path) -> list[RunDirectory]:
+    """The runs directly below a folder."""
+    return [RunDirectory(path.parent) for path in sorted(Path(root).glob("*/config.toml"))]
+
+
+def state_of(run: RunDirectory) -> RunState:
+    """What the records of a run say; a damaged run is a row, too."""
+    try:
+        fields, config = run.read_run(), load_resolved(run.config_path)
+        metrics, evaluations = run.read_metrics(), run.read_evaluations()
+    except BapoError:
+        return RunState(name=run.name, path=str(run.path), state="unreadable")
+    state = state_name(run, fields)
+    latest = [row for row in evaluations if row["version"] == evaluations[-1]["version"]]
+    return RunState(
+        name=run.name,
+        path=str(run.path),
+        state=state,
+        step=int(metrics[-1]["step"]) if metrics else 0,
+        num_steps=config.run.num_steps,
+        accuracy=sum(row["accuracy"] for row in latest) / len(latest) if latest else None,
+        page=(fields.get("addresses") or {}).get("dashboard_url") if state == "running" else None,
+        updated_at=_updated_at(run),
+    )
+
+
+def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
+    """The state of a run in one word."""
+    recorded = fields.get("status")
+    if recorded is None:
+        return "created"
+    if recorded not in UNDER_WAY:
+        return STATES.get(str(recorded), str(recorded))
+    # The launcher of another machine cannot be inspected here: its own word counts.
+    is_elsewhere = fields.get("host") not in (None, platform.node())
+    return str(recorded) if is_elsewhere or run.is_under_way else "crashed"
+
+
+def _updated_at(run: RunDirectory) -> float:
+    files = [run.path / name for name in ("metrics.jsonl", "evaluations.jsonl", "run.json", "config.toml")]
+    return max(path.stat().st_mtime for path in files if path.exists())
+
+
+def _row(run: RunState) -> dict[str, Any]:
+    return {
+        "run": run.path,
+        "state": run.state,
+        "step": f"{run.step}/{run.num_steps}" if run.num_steps else None,
+        "held-out": None if run.accuracy is None else percent(run.accuracy),
+        "page": run.page,
+        "updated": f"{duration(time.time() - run.updated_at)} ago" if run.updated_at else None,
+    }
+
+
+def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    config, metrics = load_resolved(run.config_path), run.read_metrics()
+    yield "run", started_line(run).removeprefix("run ")
+    message = str(fields.get("message") or "").splitlines()
+    yield "state", state.state + (f": {message[0]}" if message and state.state == "crashed" else "")
+    yield "trains", f"{config.model.path} on {config.task.name} with {config.algorithm.name}"
+    yield "step", f"{state.step} of {state.num_steps}" + _pace(metrics, state)
+    if metrics:
+        latest = metrics[-1]
+        yield "reward", f"{latest['reward_mean']:.3f} (mean of the latest batch)"
+        yield "speed", f"{latest['step_s']:.2f} s per step, {count(latest['tokens_per_s'])} tokens/s"
+        if latest.get("warning"):
+            yield "warning", str(latest["warning"])
+    for row in _latest_evaluations(run):
+        yield "held-out", f"{row['split']} {percent(row['accuracy'])} after step {row['step']}"
+    if state.state in ("running", "starting"):
+        for name, address in sorted((fields.get("addresses") or {}).items()):
+            yield {"dashboard_url": "page", "buffer_url": "buffer", "rollout_url": "workers"}.get(name, name), address
+        yield "processes", ", ".join(fields.get("processes") or {}) or "starting"
+    yield "next", _next(run, state, config)
+
+
+def _pace(metrics: list[dict[str, Any]], state: RunState) -> str:
+    recent = metrics[-RATE_STEPS:]
+    if state.state != "running" or len(recent) < 2:
+        return ""
+    step_s = (float(recent[-1]["time"]) - float(recent[0]["time"])) / (len(recent) - 1)
+    return f", about {duration((state.num_steps - state.step) * step_s)} left"
+
+
+def _latest_evaluations(run: RunDirectory) -> list[dict[str, Any]]:
+    return list({row["split"]: row for row in run.read_evaluations()}.values())
+
+
+def _next(run: RunDirectory, state: RunState, config: Config) -> str:
+    path = run.path
+    if state.state in ("running", "starting"):
+        return f"bapo watch {path}   bapo logs -f {path}   bapo stop {path}"
+    if state.state == "finished":
+        return f"bapo report {path}   bapo eval {path}"
+    if state.state == "created":
+        return f"bapo train --resume {path}"
+    step = run.latest_checkpoint()
+    where = f"after step {step}" if step else "at step 1, there is no checkpoint yet"
+    return f"resume {where}: bapo train --resume {path}"

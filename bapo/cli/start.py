@@ -1,0 +1,100 @@
+"""What a configuration must say before a run starts, and `--dry-run`, which checks the rest and starts nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.cli.arguments import split_tokens
+from bapo.config.layers import Layer, file_layer, override_layers, preset_layers
+from bapo.config.load import dump_toml
+from bapo.config.preset_list import PRESET_GROUPS
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
+
+DEMO = "deploy/configs/demo.toml"
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would start, and stop.")]
+HOW_TO_NAME = {
+    "model": "write --model.path MODEL, or path = ... below [model]",
+    "task": "write --task.name TASK, or name = ... below [task]",
+}
+
+
+def refuse_empty(tokens: Sequence[str] | None) -> None:
+    """Refuse a start without any configuration, with what to do instead. Raises: ConfigError."""
+    if tokens:
+        return
+    first_line, *other_presets = next(iter(PRESET_GROUPS.values()))
+    demo = f"\n  the demo             bapo train {DEMO}" if Path(DEMO).is_file() else ""
+    raise ConfigError(
+        "no configuration given. Start with one of these:\n"
+        "  your model and data  bapo init --model MODEL --data train.jsonl --reward rewards.py:score\n"
+        f"                       bapo train run.toml{demo}\n"
+        f"  a method             preset = {first_line!r} in run.toml; also {', '.join(other_presets)}\n"
+        "                       bapo config presets lists all\n"
+        "  a run that stopped   bapo train --resume RUN"
+    )
+
+
+def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
+    """Refuse presets that have no effect, and a configuration that leaves model or task to a default.
+
+    Args:
+        example: a command that works; default: the same with the demo's model and task.
+    Raises: ConfigError.
+    """
+    files, overrides = split_tokens(tokens)
+    layers = [*map(file_layer, files), *override_layers(overrides)]
+    named = [(layer, str(layer.values["preset"])) for layer in layers if "preset" in layer.values]
+    in_effect = named[-1][1] if named else None
+    for layer, name in named[:-1]:
+        if layer.source.startswith("preset ") and name != in_effect:
+            raise ConfigError(
+                f"presets {name} and {in_effect} are both named, and a run has one: leave {name} out, or keep it with "
+                f"--preset {name}"
+            )
+    beneath = preset_layers(in_effect) if in_effect else []
+    missing = [
+        what for what, key in (("model", "path"), ("task", "name")) if not _names([*beneath, *layers], what, key)
+    ]
+    if missing:
+        where = f"preset {in_effect}" if in_effect else "the configuration"
+        raise ConfigError(
+            "\n".join(f"{where} names no {what}: {HOW_TO_NAME[what]}" for what in missing)
+            + "\nfor example: "
+            + (example or f"bapo train {' '.join(tokens)} --model.path models/countdown-tiny --task.name countdown")
+            + "; or write a configuration with bapo init"
+        )
+
+
+def _names(layers: Sequence[Layer], section: str, key: str) -> bool:
+    tables = [layer.values.get(section) for layer in layers]
+    return any(isinstance(table, dict) and key in table for table in tables)
+
+
+def dry_run_of(config: Config, verb: str) -> None:
+    """Check the configuration on this machine, as far as that takes seconds; ends with exit code 0 or 2."""
+    launch("dry-run", config, "--for", verb)
+
+
+def launch(verb: str, config: Config, *flags: str) -> None:
+    """Run a verb of the launcher that reads a configuration and no run; ends with its exit code."""
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix=f"bapo-{verb}-") as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(dump_toml(config))
+        command = [sys.executable, "-m", "services.launcher", verb, "--config", str(path), *flags]
+        code = subprocess.run(command, check=False).returncode
+    raise typer.Exit(code)
+
+
+def create_run(config: Config) -> RunDirectory:
+    """A new run directory with the resolved configuration. Raises: ConfigError when it exists."""
+    return RunDirectory.create(Path(config.run.root) / config.run.name, dump_toml(config))

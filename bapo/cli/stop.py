@@ -1,0 +1,93 @@
+"""`bapo stop`: end a run on this machine as Ctrl-C in its terminal would."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from bapo.cli.arguments import Run, Yes, confirm, open_run, started_line, waiting
+from bapo.cli.runs import state_name
+from bapo.core.errors import ConfigError, DeadlineError
+from bapo.core.text import plain
+from bapo.runtime.run_directory.layout import RunDirectory
+
+POLL_EVERY_S = 0.1
+LAUNCHER = "services.launcher"
+
+
+def stop(
+    run: Run,
+    yes: Yes = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", metavar="S", min=0.1, help="Exit code 5 if it has not ended by then.")
+    ] = 60.0,
+) -> None:
+    """Stop a running run cleanly, as Ctrl-C does; it can be resumed from its latest checkpoint.
+
+    Examples:
+
+      bapo stop outputs/demo-001
+      bapo stop latest --yes
+    """
+    directory = open_run(run)
+    fields = directory.read_run()
+    typer.echo(plain(started_line(directory)), err=True)
+    launcher = _launcher(directory, fields)
+    confirm("stop it?", yes=yes)
+    began = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    with waiting(f"stopping {directory.path}: workers, services, Redis"):
+        while _lives(launcher):
+            if time.monotonic() - began > timeout_s:
+                raise DeadlineError(
+                    f"run {directory.path} has not ended within {timeout_s:.0f} s; its launcher, process "
+                    f"{launcher.pid}, still runs: call bapo stop again to end it without grace"
+                )
+            time.sleep(POLL_EVERY_S)
+    typer.echo(f"stopped after {time.monotonic() - began:.1f} s{_how_to_resume(directory)}")
+
+
+def _how_to_resume(run: RunDirectory) -> str:
+    """The command that continues what the launcher did: its verb is in run.json."""
+    fields = run.read_run()
+    verbs = [word for word in fields.get("command") or () if word in ("train", "buffer")]
+    if fields.get("status") == "finished" or not verbs:
+        return ""
+    if verbs[0] == "buffer":
+        return f"\nStart it again with everything it stores: bapo up buffer --run {run.path}"
+    step = run.latest_checkpoint()
+    where = f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
+    return f"\nResume {where}: bapo train --resume {run.path}"
+
+
+def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:
+    """The process that supervises the run. Raises: ConfigError when there is none on this machine."""
+    state = state_name(run, fields)
+    if state not in ("running", "starting"):
+        raise ConfigError(f"run {run.path} is not running: it is {state}")
+    host = fields.get("host")
+    if host not in (None, platform.node()):
+        raise ConfigError(f"run {run.path} was started on {host}: call bapo stop there")
+    try:
+        found = psutil.Process(int(fields["pid"]))
+        is_launcher = any(LAUNCHER in word for word in found.cmdline())
+    except (psutil.Error, KeyError, ValueError):
+        is_launcher = False
+    # The system may have given the id of a launcher that was killed to another process.
+    if not is_launcher or found.pid == os.getpid():
+        raise ConfigError(f"run {run.path} is not running: its launcher, process {fields.get('pid')}, has ended")
+    return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

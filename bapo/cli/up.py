@@ -1,0 +1,112 @@
+"""`bapo up` and `bapo create`: the services of a run without its learner, the buffer alone, a run directory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.cli.arguments import AUTO, Tokens, free_name, hand_over, load_named, run_path, split_tokens
+from bapo.cli.start import DryRun, create_run, dry_run_of, refuse_unnamed
+from bapo.config.load import dump_toml, load_config, load_resolved
+from bapo.config.tree import Config, RunConfig
+from bapo.core.errors import ConfigError
+from bapo.runtime import build_info
+from bapo.runtime.run_directory.layout import RunDirectory
+
+BUFFER_ALONE = "buffer"
+
+
+def up(
+    config: Tokens = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="up buffer: run directory to create or to reopen.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Start the services of a run without its learner.
+
+    These are Redis, buffer service, workers, scheduler, evaluator and web page. With the word buffer first: Redis and
+    buffer service only, for the training loop of another framework.
+
+    Examples:
+
+      bapo up deploy/configs/demo.toml --run.name services
+      bapo up buffer --run outputs/mine --algorithm.batch_size 32
+    """
+    run = run_path(run) if run else None
+    if config and config[0] == BUFFER_ALONE:
+        up_buffer(config[1:], run, dry_run=dry_run)
+        return
+    if run is not None:
+        raise ConfigError(f"--run belongs to `bapo up buffer`; name other runs with --run.name {Path(run).name}")
+    resolved = load_named(config)
+    refuse_unnamed(config or [])
+    if dry_run:
+        dry_run_of(resolved, "up")
+    created = create_run(resolved)
+    typer.echo(f"run directory {created.path}")
+    hand_over("up", "--run-dir", str(created.path))
+
+
+def create(config: Tokens = None) -> None:
+    """Create a run directory without starting anything.
+
+    A run directory that exists keeps its configuration. Compose and Kubernetes start with this command.
+
+    Examples:
+
+      bapo create deploy/configs/demo.toml --run.root /bapo/outputs
+    """
+    resolved = load_named(config)
+    path = Path(resolved.run.root) / resolved.run.name
+    if (path / "config.toml").is_file():
+        typer.echo(f"run directory {path} exists and keeps its configuration")
+        return
+    run = create_run(resolved)
+    run.update_run(commit=build_info.commit())  # no launcher does: the processes of this run are started elsewhere
+    typer.echo(f"run directory {run.path}")
+
+
+EXTERNAL_LEARNER = ["--learner.minibatch_size", "1", "--learner.num_ranks", "1"]
+"""The learner is another framework's: its sizes must not refuse a small batch. Later overrides take precedence."""
+
+
+def up_buffer(tokens: Sequence[str], run: str | None, *, dry_run: bool) -> None:
+    """Start the buffer on a new run directory, or reopen one that exists. Raises: ConfigError."""
+    exists = run is not None and (Path(run) / "config.toml").is_file()
+    config = _kept_config(str(run), tokens) if exists else _new_config(tokens, run)
+    if config.buffer.url:
+        raise ConfigError(
+            f"buffer.url = {config.buffer.url} names a service that already runs: there is nothing to start"
+        )
+    if dry_run:
+        typer.echo(dump_toml(config), nl=False)
+        return
+    path = Path(run) if run is not None else Path(config.run.root) / config.run.name
+    if not exists:
+        RunDirectory.create(path, dump_toml(config))
+    hand_over("buffer", "--run-dir", str(path))
+
+
+def _kept_config(run: str, tokens: Sequence[str]) -> Config:
+    if tokens:
+        raise ConfigError(
+            f"{run} exists and keeps its configuration; leave out {' '.join(tokens)}, or name a new --run"
+        )
+    return load_resolved(RunDirectory.open(run).config_path)
+
+
+def _new_config(tokens: Sequence[str], run: str | None) -> Config:
+    """Of a new run, named `buffer-001`, ... unless its path, a file or an override names it."""
+    files, overrides = split_tokens(tokens)
+    overrides = [*EXTERNAL_LEARNER, *overrides]
+    if run is not None:
+        path = Path(run)
+        return load_config(files, [*overrides, "--run.root", str(path.parent), "--run.name", path.name])
+    config = load_config(files, overrides)
+    if config.run.name not in (AUTO, RunConfig().name):
+        return config
+    return load_config(files, [*overrides, "--run.name", free_name(Path(config.run.root), "buffer")])
