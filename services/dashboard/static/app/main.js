@@ -79,7 +79,8 @@ function show() {
 }
 
 const WORDS = {
-  live: "running",
+  live: "connected",
+  running: "running",
   finished: "finished",
   records: "not running",
   exported: "offline copy",

@@ -22,7 +22,7 @@ function mount(root, shell, here) {
       select.value = part;
       log.textContent = visible(answer.tail);
       log.scrollTop = log.scrollHeight;
-      shell.setState(source.isExported ? "exported" : "records", null);
+      shell.setState(source.isExported ? "exported" : "live", null);
     } catch (error) {
       shell.setState(error instanceof TokenNeeded ? "token" : "refused", error);
     }

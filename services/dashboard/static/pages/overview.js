@@ -104,7 +104,7 @@ function mount(root, shell, { params }) {
     if (before.length && known.length > before.length) speak();
     if (!answer.is_complete) slider.loading(answer.num_steps);
     return !answer.is_complete;
-  }, (state, error) => shell.setState(state === "live" && !live ? (known.run?.status === "finished" ? "finished" : "records") : state, error));
+  }, (state, error) => shell.setState(state === "live" ? stateOf(known.run, live) : state, error));
 
   return {
     unmount: following.stop,
@@ -115,6 +115,7 @@ function mount(root, shell, { params }) {
   };
 }
 
+const stateOf = (run, live) => (live ? "running" : run?.status === "finished" ? "finished" : "records");
 const asStep = (params) => (/^\d+$/.test(params.get("step") ?? "") ? Number(params.get("step")) : null);
 
 function describe(run, live) {
