@@ -12,9 +12,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bapo.analysis.trackers.base import Sender, TrackedRun, Tracker, load_tracker
+from bapo.analysis.trackers.sender import send_run
 from bapo.cli.arguments import Tokens, hand_over, load, open_run
 from bapo.config.load import dump_toml, load_resolved
+from bapo.config.tracking import TrackingConfig
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -107,44 +108,39 @@ def _command(run: RunDirectory, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]
 
 
-# `bapo track`: a run's numbers for TensorBoard or W&B.
-
-LOOK_EVERY_S = 2.0
+# `bapo track`: a run's numbers for an experiment tracker.
 
 
 def track(
     run: Run,
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard or wandb.")],
-    project: Annotated[str, typer.Option("--project", help="Of W&B.")] = "bapo",
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="mlflow, tensorboard, trackio or wandb.")],
+    project: Annotated[
+        str | None, typer.Option("--project", help="Instead of tracking.project. A new project gets all steps.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Send nothing over the network.")] = False,
 ) -> None:
-    """Send the numbers of a run to an experiment tracker: all so far, and the next ones until the run ends.
+    """Send the numbers of a run to an experiment tracker: all steps so far, and new ones until the run ends.
 
-    Reads the run directory alone: the run neither knows nor waits. Ctrl-C ends it; called again, it starts over.
+    Only needed for a run that has no [tracking] in its configuration. Called again, it sends what is new.
 
     Example:  bapo track outputs/demo-001 --to tensorboard
               bapo track outputs/demo-001 --to wandb --project reasoning
     """
     directory = open_run(run)
-    config = load_resolved(directory.config_path).model_dump(mode="json")
-    tracked = TrackedRun(name=directory.name, folder=directory.path / to, project=project, config=config)
-    tracker = load_tracker(to, tracked)
+    config = load_resolved(directory.config_path)
+    changes = {"offline": offline or config.tracking.offline, "project": project or config.tracking.project}
+    settings = TrackingConfig.model_validate(config.tracking.model_dump() | changes)
+    rows = 0
     try:
-        rows = _follow(directory, tracker)
-    finally:
-        tracker.close()
+        for sent in send_run(directory, to, settings, config.model_dump(mode="json"), _wait):
+            rows += sent
+            if sent:
+                typer.echo(f"{rows} rows sent", err=True)
+    except KeyboardInterrupt:
+        typer.echo("stopped; call it again to send the rest", err=True)
     typer.echo(f"{directory.path}: {rows} rows sent to {to}")
 
 
-def _follow(directory: RunDirectory, tracker: Tracker) -> int:
-    sender, rows = Sender(directory, tracker), 0
-    try:
-        while True:
-            goes_on = directory.is_under_way  # asked first: what the run writes before its end is sent, too
-            if new := sender.send_new():
-                rows += new
-                typer.echo(f"{rows} rows sent", err=True)
-            if not goes_on:
-                return rows
-            time.sleep(LOOK_EVERY_S)
-    except KeyboardInterrupt:
-        return rows
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

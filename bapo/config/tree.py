@@ -21,6 +21,7 @@ from bapo.config.buffer import BufferConfig
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
+from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MOST_RESPONSES, MOST_STEPS
 from bapo.core.errors import did_you_mean
 
@@ -158,6 +159,7 @@ class Config(Frozen):
     checkpoint: CheckpointConfig = CheckpointConfig()
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     dashboard: DashboardConfig = DashboardConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()

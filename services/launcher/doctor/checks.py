@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
+from bapo.analysis.trackers.base import refuse_missing
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
@@ -69,7 +70,7 @@ def preflight(config: Config, *, with_learner: bool = True, download: Download |
         download: as `bapo.runtime.model_files.fetch` has it.
     Raises: the first failure's error, with one line per failure.
     """
-    found = [*ports(config, with_learner=with_learner), redis(config)]
+    found = [*ports(config, with_learner=with_learner), redis(config), *trackers(config)]
     if is_hub_id(config.model.path):
         _refuse(found)  # before minutes of download
         fetch(config.model.path, download)
@@ -240,6 +241,18 @@ def reward(config: Config) -> Iterator[Check]:
         yield Check(name="reward", status="fail", detail=str(error))
     else:
         yield Check(name="reward", status="ok", detail=f"{name} loads")
+
+
+def trackers(config: Config) -> Iterator[Check]:
+    """The packages of `tracking.to` are installed."""
+    if not config.tracking.to:
+        return
+    try:
+        refuse_missing(config.tracking.to, config.tracking)
+    except ConfigError as error:
+        yield Check(name="trackers", status="fail", detail=f"tracking.to: {error}")
+    else:
+        yield Check(name="trackers", status="ok", detail=f"{', '.join(config.tracking.to)}: installed")
 
 
 def memory(config: Config) -> Check:

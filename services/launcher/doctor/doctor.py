@@ -66,6 +66,7 @@ def all_checks(config: Config) -> Iterator[Check]:
         yield redis_starts(config)
     if (kept := redis_persistence(config)) is not None:
         yield kept
+    yield from checks.trackers(config)
     yield checks.data(config)
     yield gold(config)
     yield checks.model_files(config)
