@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bapo.analysis.trackers.base import TrackedRun, load_tracker, refuse_missing, tracker_names
+from bapo.analysis.trackers.base import TrackedRun, load_tracker, refuse_unusable, tracker_names
 from bapo.analysis.trackers.sender import Sender, measured, numbers_of, send_run
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tracking import TrackerName, TrackingConfig
@@ -183,7 +183,28 @@ def test_mlflow_needs_a_database_only_where_no_server_is_named(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sqlalchemy" else sys)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(ConfigError, match="no module sqlalchemy") if is_refused else nullcontext():
-        refuse_missing(["mlflow"], TrackingConfig(offline=offline))
+        refuse_unusable(["mlflow"], TrackingConfig(offline=offline))
+
+
+@pytest.mark.parametrize(
+    ("variables", "offline", "is_refused"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"WANDB_MODE": "offline"}, False, False),
+        ({"WANDB_API_KEY": "k"}, False, False),
+    ],
+)
+def test_wandb_without_a_login_is_refused_before_the_run_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], offline: bool, is_refused: bool
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: sys)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": str(tmp_path)} | variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"has no API key.*wandb login") if is_refused else nullcontext():
+        refuse_unusable(["wandb"], TrackingConfig(offline=offline))
 
 
 def test_one_name_from_the_command_line_is_a_list_and_the_same_name_twice_is_refused() -> None:

@@ -50,28 +50,32 @@ class Tracker(Protocol):
 
 
 def load_tracker(name: str, run: TrackedRun) -> Tracker:
-    """Start or resume the tracker of that name. Raises: ConfigError for an unknown one, or without its package."""
-    refuse_missing([name], run.settings)
+    """Start or resume the tracker of that name. Raises: ConfigError as `refuse_unusable`."""
+    refuse_unusable([name], run.settings)
     return cast(Tracker, getattr(_module(name), FACTORY)(run))
 
 
-def refuse_missing(names: Iterable[str], settings: TrackingConfig) -> None:
-    """Check that trackers exist and that their packages are installed, without importing these (a second each).
+def refuse_unusable(names: Iterable[str], settings: TrackingConfig) -> None:
+    """Check trackers before anything starts, without importing their packages (a second each).
 
-    Raises: ConfigError with the command that installs what is missing.
+    Raises: ConfigError for an unknown one, and for a missing package or login, with the command that provides it.
     """
     for name in names:
         if name not in tracker_names():
-            known = ", ".join(tracker_names())
-            raise ConfigError(
-                f"tracker {name!r}: there is no such tracker{did_you_mean(name, tracker_names())}; {known}"
-            )
-        package, modules = _module(name).requires(settings)
-        if missing := [module for module in modules if importlib.util.find_spec(module) is None]:
-            raise ConfigError(
-                f"tracker {name!r} needs the package {package} (there is no module {', '.join(missing)}): "
-                f"pip install {package}"
-            )
+            near, known = did_you_mean(name, tracker_names()), ", ".join(tracker_names())
+            raise ConfigError(f"tracker {name!r}: there is no such tracker{near}; {known}")
+        if problem := _module(name).problem(settings):
+            raise ConfigError(f"tracker {name!r} {problem}")
+
+
+def missing_package(package: str, *modules: str) -> str | None:
+    """What to say when a module is not installed; None when all are.
+
+    Args:
+        package: its name for pip.
+    """
+    missing = ", ".join(module for module in modules if importlib.util.find_spec(module) is None)
+    return f"needs the package {package} (there is no module {missing}): pip install {package}" if missing else None
 
 
 @cache

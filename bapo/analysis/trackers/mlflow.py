@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from bapo.analysis.trackers.base import TrackedRun
+from bapo.analysis.trackers.base import TrackedRun, missing_package
 from bapo.config.layers import dotted, flatten
 from bapo.config.tracking import TrackingConfig
 
@@ -49,10 +49,10 @@ def _uri(settings: TrackingConfig, offline: str) -> str:
     return offline if settings.offline else os.environ.get(URI) or LOCAL
 
 
-def requires(settings: TrackingConfig) -> tuple[str, tuple[str, ...]]:
-    """What pip installs, and the modules that must be there: mlflow-skinny can send to a server alone."""
+def problem(settings: TrackingConfig) -> str | None:
+    """Why it cannot be used here; None: it can. mlflow-skinny can send to a server alone."""
     is_database = _uri(settings, LOCAL).startswith("sqlite:")
-    return "mlflow", ("mlflow", *(["sqlalchemy"] if is_database else []))
+    return missing_package("mlflow", "mlflow", *(["sqlalchemy"] if is_database else []))
 
 
 def make_tracker(run: TrackedRun) -> Mlflow:

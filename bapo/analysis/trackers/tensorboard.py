@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bapo.analysis.trackers.base import TrackedRun
+from bapo.analysis.trackers.base import TrackedRun, missing_package
 from bapo.config.tracking import TrackingConfig
 
 EVENTS = "events.out.tfevents.*"
@@ -32,9 +32,9 @@ class TensorBoard:
         self._writer.close()
 
 
-def requires(settings: TrackingConfig) -> tuple[str, tuple[str, ...]]:
-    """What pip installs, and the modules that must be there."""
-    return "tensorboardX", ("tensorboardX",)
+def problem(settings: TrackingConfig) -> str | None:
+    """Why it cannot be used here; None: it can."""
+    return missing_package("tensorboardX", "tensorboardX")
 
 
 def make_tracker(run: TrackedRun) -> TensorBoard:

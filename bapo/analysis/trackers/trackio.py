@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from bapo.analysis.trackers.base import TrackedRun
+from bapo.analysis.trackers.base import TrackedRun, missing_package
 from bapo.config.layers import dotted, flatten
 from bapo.config.tracking import TrackingConfig
 
@@ -42,9 +42,9 @@ class Trackio:
         self._run.finish()
 
 
-def requires(settings: TrackingConfig) -> tuple[str, tuple[str, ...]]:
-    """What pip installs, and the modules that must be there."""
-    return "trackio", ("trackio",)
+def problem(settings: TrackingConfig) -> str | None:
+    """Why it cannot be used here; None: it can."""
+    return missing_package("trackio", "trackio")
 
 
 def make_tracker(run: TrackedRun) -> Trackio:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
-from bapo.analysis.trackers.base import refuse_missing
+from bapo.analysis.trackers.base import refuse_unusable
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
@@ -244,11 +244,11 @@ def reward(config: Config) -> Iterator[Check]:
 
 
 def trackers(config: Config) -> Iterator[Check]:
-    """The packages of `tracking.to` are installed."""
+    """Packages of `tracking.to` are installed, and W&B has a login."""
     if not config.tracking.to:
         return
     try:
-        refuse_missing(config.tracking.to, config.tracking)
+        refuse_unusable(config.tracking.to, config.tracking)
     except ConfigError as error:
         yield Check(name="trackers", status="fail", detail=f"tracking.to: {error}")
     else:
