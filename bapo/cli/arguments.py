@@ -119,10 +119,17 @@ def started_line(run: RunDirectory) -> str:
     return f"run {run.path}, started by process {fields['pid']} at {at:%Y-%m-%d %H:%M:%S}"
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal before something changes; a script is not asked. Raises: typer.Abort after a no."""
+def confirm(question: str, *, yes: bool, loses: bool = False) -> None:
+    """Ask on a terminal before something changes; a script is not asked.
+
+    Args:
+        loses: the change cannot be undone, so a script has to say --yes.
+    Raises: typer.Abort after a no; ConfigError for a script without --yes.
+    """
     if not yes and is_terminal():
         typer.confirm(question, abort=True, err=True)
+    elif not yes and loses:
+        raise ConfigError(f"{question} Nothing was changed: without a terminal, confirm with --yes")
 
 
 def is_terminal() -> bool:

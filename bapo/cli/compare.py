@@ -107,7 +107,7 @@ def report(
         if against:
             raise ConfigError("--against compares methods, and this is one run; name several runs, or a study")
         directory = RunDirectory.open(runs[0])
-        export_page(directory, directory.report_path)
+        export_page(directory.path, directory.report_path)
     if out is None and not is_study:
         raise ConfigError("a report of several runs needs a folder: --out FOLDER")
     from bapo.analysis.compare.gather import against as paired

@@ -11,14 +11,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bapo.analysis.trackers.base import Sender, TrackedRun, Tracker, load_tracker
+from bapo.analysis.trackers.sender import send_run
 from bapo.cli.arguments import Run, RunOrLatest, Tokens, Yes, confirm, hand_over, load, open_run, started_line
 from bapo.cli.start import launch
 from bapo.config.load import load_resolved
+from bapo.config.tracking import TrackingConfig
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.token_store import token_for_run
-from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.endpoints import rollout_url
 from bapo.transport.rollout_client import RolloutClient
 
@@ -93,45 +93,50 @@ def view(
     port: Annotated[int, typer.Option("--port", help="0: a free port.")] = 8709,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
-    """Serve the web page of a run from its records, or write it to one file.
+    """Serve the web page of a run, or of a folder of runs, from the records; or write it to one file.
+
+    The other runs of the folder can be switched to and compared with.
 
     A running run serves the same page itself: bapo train prints its URL, and so does bapo status.
 
     Examples:
 
       bapo view outputs/demo-001
+      bapo view outputs
       bapo view outputs/demo-001 --export demo.html
     """
-    directory = open_run(run)
+    is_folder = not (Path(run) / "config.toml").is_file() and any(Path(run).glob("*/config.toml"))
+    path = Path(run) if is_folder and export is None else open_run(run).path
     if export is not None:
-        export_page(directory, export)
-    arguments = _command(directory, "--port", str(port), "--host", host)
+        export_page(path, export)
+    arguments = _command(path, "--port", str(port), "--host", host)
     sys.stdout.flush()
     os.execv(arguments[0], arguments)  # noqa: S606 - no shell; Ctrl-C and exit code are then the dashboard's own
 
 
-def export_page(run: RunDirectory, file: str | Path) -> NoReturn:
+def export_page(run: Path, file: str | Path) -> NoReturn:
     """Write the page of a run to one file; ends with the exit code of that."""
     raise typer.Exit(subprocess.run(_command(run, "--export", str(file)), check=False).returncode)
 
 
-def _command(run: RunDirectory, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]
+def _command(run: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "services.dashboard.view", str(run), *arguments]
 
 
-# `bapo track`: a run's metrics for TensorBoard or W&B.
-
-POLL_EVERY_S = 2.0
+# `bapo track`: a run's metrics for an experiment tracker.
 
 
 def track(
     run: Run,
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard or wandb.")],
-    project: Annotated[str, typer.Option("--project", help="W&B project.")] = "bapo",
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="mlflow, tensorboard, trackio or wandb.")],
+    project: Annotated[
+        str | None, typer.Option("--project", help="Instead of tracking.project. A new project gets all steps.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Send nothing over the network.")] = False,
 ) -> None:
-    """Send the metrics of a run to an experiment tracker, from its first step until the run ends.
+    """Send the metrics of a run to an experiment tracker: all steps so far, and new ones until the run ends.
 
-    Only the run directory is read; the run itself is not affected. Ctrl-C stops it; the next call starts over.
+    Only needed for a run that has no [tracking] in its configuration. Called again, it sends what is new.
 
     Examples:
 
@@ -139,26 +144,20 @@ def track(
       bapo track outputs/demo-001 --to wandb --project reasoning
     """
     directory = open_run(run)
-    config = load_resolved(directory.config_path).model_dump(mode="json")
-    tracked = TrackedRun(name=directory.name, folder=directory.path / to, project=project, config=config)
-    tracker = load_tracker(to, tracked)
+    config = load_resolved(directory.config_path)
+    changes = {"offline": offline or config.tracking.offline, "project": project or config.tracking.project}
+    settings = TrackingConfig.model_validate(config.tracking.model_dump() | changes)
+    rows = 0
     try:
-        rows = _follow(directory, tracker)
-    finally:
-        tracker.close()
+        for sent in send_run(directory, to, settings, config.model_dump(mode="json"), _wait):
+            rows += sent
+            if sent:
+                typer.echo(f"{rows} rows sent", err=True)
+    except KeyboardInterrupt:
+        typer.echo("stopped; call it again to send the rest", err=True)
     typer.echo(f"{directory.path}: {rows} rows sent to {to}")
 
 
-def _follow(directory: RunDirectory, tracker: Tracker) -> int:
-    sender, rows = Sender(directory, tracker), 0
-    try:
-        while True:
-            may_write_more = directory.is_under_way  # read first: rows that a run writes before its end are sent, too
-            if new := sender.send_new():
-                rows += new
-                typer.echo(f"{rows} rows sent", err=True)
-            if not may_write_more:
-                return rows
-            time.sleep(POLL_EVERY_S)
-    except KeyboardInterrupt:
-        return rows
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

@@ -58,6 +58,8 @@ checkpoint.every               |   | save_steps | trainer.save_freq
 checkpoint.keep_last           |   | save_total_limit | trainer.max_actor_ckpt_to_keep
 evaluation.every               |   | eval_steps | trainer.test_freq
 evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.n
+tracking.to                    |   | report_to | trainer.logger
+tracking.project               |   | project | trainer.project_name
 """
 """Our key | the paper's letter | TRL's fields | verl's keys, where * stands for `actor_rollout_ref.`"""
 

@@ -22,6 +22,7 @@ from bapo.config.layers import preset_names
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
+from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MOST_RESPONSES, MOST_STEPS
 from bapo.core.errors import did_you_mean
 
@@ -159,6 +160,7 @@ class Config(Frozen):
     checkpoint: CheckpointConfig = CheckpointConfig()
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     dashboard: DashboardConfig = DashboardConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()

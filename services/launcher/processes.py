@@ -26,6 +26,7 @@ from services.launcher.supervision.child_process import ProcessSpec, Restarts
 LEARNER = "learner"
 SCHEDULER = "scheduler"
 EVALUATOR = "evaluator"
+TRACKER = "tracker"
 
 PROBE_TIMEOUT_S = 0.5
 LOADING_S = 1800.0
@@ -33,6 +34,7 @@ LOADING_S = 1800.0
 LOOPBACK = "127.0.0.1"
 PRIVATE = {TOKEN, TOKEN_FILE, ACCEPTED, *VARIABLES}
 """Variables that not every child gets."""
+HUB_OFFLINE = "HF_HUB_OFFLINE"
 
 VLLM_HINT = "vLLM engine loading, takes about 30-60 s on a CPU"
 ENGINE_HINT = "workers start"
@@ -95,6 +97,19 @@ class Starter:
     def dashboard(self) -> ProcessSpec:
         spec = self._spec(DASHBOARD, "services.dashboard", host=self._config.dashboard.host)
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(DASHBOARD), is_optional=True)
+
+    def trackers(self) -> list[ProcessSpec]:
+        """One process per tracker, so that one that fails takes no other along."""
+        own = {name: value for name, value in self._env.items() if name != HUB_OFFLINE or name in os.environ}
+        return [
+            replace(
+                self._spec(f"{TRACKER}-{name}", "bapo.analysis.trackers", "--to", name, may_end=True, has_health=False),
+                env=own,  # no token: it calls none of our services
+                restarts=Restarts.CRASHED,
+                is_optional=True,
+            )
+            for name in self._config.tracking.to
+        ]
 
     def learner(self, *, resume: bool) -> list[ProcessSpec]:
         """One process per rank; rank 0 is the one that is watched for readiness. They die and begin again together."""
@@ -188,7 +203,7 @@ def base_environment(config: Config) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
     }
     if Path(config.model.path).is_dir():
-        env["HF_HUB_OFFLINE"] = "1"
+        env[HUB_OFFLINE] = "1"
     # A process that starts again later is still of this run's code, whatever the checkout has become.
     known = build_info.commit()
     return env | ({build_info.VARIABLE: known} if known else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 from bapo.core.errors import AccessError, ConfigError, UnavailableError
 from bapo.runtime.auth.api_tokens import Role
@@ -18,6 +19,7 @@ from services.launcher.supervision.children import all_ended, is_ready
 from services.launcher.supervision.supervisor import ChildFailedError
 
 SERVICE_TIMEOUT_S = 60.0
+TRACKERS_END_S = 60.0
 
 
 def train(session: Session, *, resume: bool) -> None:
@@ -30,6 +32,7 @@ def train(session: Session, *, resume: bool) -> None:
         session.display.say("the run has no checkpoint yet: it restarts at step 1 with the groups in its buffer")
     start_buffer(session, is_new=not resume)
     _start_dashboard(session)
+    trackers = _start_trackers(session)
     session.children.start(session.starter.fleet())
     learner = [session.children.start(spec) for spec in session.starter.learner(resume=resume)]
     if resume:
@@ -41,12 +44,14 @@ def train(session: Session, *, resume: bool) -> None:
     session.watch(all_ended(learner))
     _check_finished(session, learner[0])
     session.watch(all_ended(feeders))
+    _finish_trackers(session, trackers)
 
 
 def serve(session: Session) -> None:
     """Everything but the learner, until the user ends it. Raises: ChildFailedError, InterruptedRunError."""
     start_buffer(session)
     _start_dashboard(session)
+    _start_trackers(session)
     fleet = session.children.start(session.starter.fleet())
     session.children.start(session.starter.scheduler())
     session.children.start(session.starter.evaluator())
@@ -155,6 +160,25 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
 def _start_dashboard(session: Session) -> None:
     if session.config.dashboard.enabled:
         session.children.start(session.starter.dashboard())
+
+
+def _start_trackers(session: Session) -> list[Child]:
+    return [session.children.start(spec) for spec in session.starter.trackers()]
+
+
+def _finish_trackers(session: Session, trackers: Sequence[Child]) -> None:
+    """Let them send the last rows: they end when run.json says that the run has ended. One that hangs is left."""
+    if not trackers:
+        return
+    session.note("finished")
+    deadline, have_ended = time.monotonic() + TRACKERS_END_S, all_ended(trackers)
+    session.watch(lambda: have_ended() or time.monotonic() > deadline)
+    for child in trackers:
+        if not child.has_ended:
+            session.display.say(
+                f"{child.name} has not sent everything within {TRACKERS_END_S:.0f} s; send the rest with: bapo track "
+                f"{session.run.path} --to {child.name.partition('-')[2]}   (its log: {child.spec.log_path})"
+            )
 
 
 def _check_unused(session: Session, status: BufferStatus) -> None:

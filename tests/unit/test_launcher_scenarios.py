@@ -37,6 +37,7 @@ class FakeSession:
         self.starter = SimpleNamespace(
             env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,
             scheduler=lambda: "scheduler", evaluator=lambda: "evaluator", dashboard=lambda: "dashboard",
+            trackers=list,
         )  # fmt: skip
         self.alongside = SimpleNamespace(enter_context=lambda context: None)
 
@@ -95,3 +96,23 @@ def test_a_run_without_a_checkpoint_goes_on_with_what_its_buffer_holds(
     assert kept.read_text() == "acknowledged groups"
     assert session.resumed == [True], "the learner sets the buffer back to step 1"
     assert session.started == ["redis", "buffer_service", "dashboard", "fleet", "learner", "scheduler", "evaluator"]
+
+
+def test_a_tracker_that_hangs_delays_the_end_of_a_run_only_so_long_and_the_user_reads_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession(tmp_path, answer=STATUS)
+    log = SimpleNamespace(log_path="logs/tracker-wandb.log")
+    hangs = SimpleNamespace(name="tracker-wandb", has_ended=False, spec=log)
+    sent = SimpleNamespace(name="tracker-mlflow", has_ended=True, spec=log)
+    trackers = {"tracker-wandb": hangs, "tracker-mlflow": sent}
+    session.children.start = lambda spec: trackers.get(str(spec)) or session._start(spec)
+    session.starter.trackers = lambda: list(trackers)
+    monkeypatch.setattr(scenarios, "_check_finished", lambda session, learner: None)
+    monkeypatch.setattr(scenarios, "TRACKERS_END_S", 0.0)
+    scenarios.train(cast(Session, session), resume=False)
+    *_, note, advice = session.said
+    assert note == "finished", "trackers end when run.json says that the run has"
+    assert (
+        f"tracker-wandb has not sent everything within 0 s; send the rest with: bapo track {session.run.path}" in advice
+    )

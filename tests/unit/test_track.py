@@ -1,19 +1,22 @@
-"""`bapo track`: each recorded number reaches the tracker once, in order, also when a resumed run writes it again."""
+"""Trackers: each recorded number reaches a tracker once, in order, also when the run or the tracker starts again."""
 
 import os
-import struct
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from typer.testing import CliRunner
 
-from bapo.analysis.trackers.base import Sender, TrackedRun, load_tracker, measured, numbers_of, tracker_names
-from bapo.cli.app import app
+from bapo.analysis.trackers.base import TrackedRun, load_tracker, refuse_unusable, tracker_names
+from bapo.analysis.trackers.sender import Sender, measured, numbers_of, send_run
 from bapo.config.load import dump_toml, load_config
-from bapo.core.errors import ConfigError
+from bapo.config.tracking import TrackerName, TrackingConfig
+from bapo.core.errors import ConfigError, RecordError
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.launcher.processes import Starter
+from services.launcher.supervision.child_process import Restarts
 
 EVALUATION = {
     "split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30,
@@ -21,15 +24,30 @@ EVALUATION = {
 }  # fmt: skip
 
 
-class Remembers:
-    def __init__(self) -> None:
+class Service:
+    """What a tracker's server has: survives the processes that send to it."""
+
+    def __init__(self, tracker_id: str | None = "id-1") -> None:
+        self.tracker_id = tracker_id
+        self.started: list[tuple[str | None, int]] = []
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self.closed: list[bool] = []
+
+    def start(self, run: TrackedRun) -> "Service":
+        self.started.append((run.tracker_id, run.num_sent))
+        if self.tracker_id is None:
+            self.rows.clear()
+        return self
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.rows.append((step, dict(values)))
 
-    def close(self) -> None:
-        """Nothing to send."""
+    def close(self, *, is_complete: bool) -> None:
+        self.closed.append(is_complete)
+
+    @property
+    def steps(self) -> list[int]:
+        return [step for step, _ in self.rows]
 
 
 @pytest.fixture
@@ -42,65 +60,165 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
+def follow(run: RunDirectory, service: Service, project: str = "bapo") -> Sender:
+    folder = run.path / "service"
+    folder.mkdir(exist_ok=True)
+    settings = TrackingConfig(project=project)
+    tracked = TrackedRun(name="run", folder=folder, settings=settings, config={"run": {"num_steps": 3}})
+    return Sender(run, tracked, service.start)
+
+
+def train_again_from_step_1(run: RunDirectory) -> None:
+    """What a resume does: cut the records to the checkpoint, write the later steps again."""
+    run.truncate_after(1)
+    for step in (2, 3):
+        run.append_metrics({"step": step, "loss": step / 2 + 0.1})
+
+
 def test_each_row_is_sent_once(run: RunDirectory) -> None:
-    tracker = Remembers()
-    sender = Sender(run, tracker)
+    service = Service()
+    sender = follow(run, service)
     assert sender.send_new() == 3
     assert sender.send_new() == 0
     run.append_metrics({"step": 3, "loss": 1.5})
     assert sender.send_new() == 1
-    assert [step for step, _ in tracker.rows] == [1, 2, 0, 3]
-    assert tracker.rows[2][1]["cd4/accuracy"] == 0.25
-    assert tracker.rows[3] == (3, {"step": 3.0, "loss": 1.5})
+    assert service.steps == [1, 2, 0, 3]
+    assert service.rows[2][1]["cd4/accuracy"] == 0.25
+    assert service.rows[3] == (3, {"loss": 1.5})
 
 
-def test_steps_that_a_resumed_run_writes_again_are_sent_where_they_differ(run: RunDirectory) -> None:
-    tracker = Remembers()
-    sender = Sender(run, tracker)
+def test_a_new_process_resumes_the_trackers_run_and_sends_only_what_is_new(run: RunDirectory) -> None:
+    service = Service()
+    first = follow(run, service)
+    first.send_new()
+    first.close()
+    run.append_metrics({"step": 3, "loss": 1.5})
+    second = follow(run, service)
+    assert second.send_new() == 1
+    second.close()
+    assert service.started == [(None, 0), ("id-1", 3)]
+    assert service.steps == [1, 2, 0, 3]
+    assert service.closed == [False, True]  # 2 of 3 steps, then all
+
+
+@pytest.mark.parametrize("in_one_process", [True, False])
+def test_steps_that_a_resumed_run_trains_again_are_not_doubled(run: RunDirectory, in_one_process: bool) -> None:
+    service = Service()
+    sender = follow(run, service)
     sender.send_new()
-    path = run.path / "metrics.jsonl"
-    path.rename(run.path / "old.jsonl")
-    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.9}\n')
+    train_again_from_step_1(run)
+    if not in_one_process:
+        sender = follow(run, service)
     assert sender.send_new() == 1
-    assert tracker.rows[-1] == (2, {"step": 2.0, "loss": 0.9})
+    assert service.steps == [1, 2, 0, 3]
+    assert service.rows[1] == (2, {"loss": 1.0})  # what the first attempt sent
 
 
-def test_numbers_of_inner_maps_have_both_names_and_what_is_no_number_is_left_out() -> None:
+@pytest.mark.parametrize("in_one_process", [True, False])
+def test_a_tracker_that_cannot_be_resumed_gets_the_present_records_from_the_start(
+    run: RunDirectory, in_one_process: bool
+) -> None:
+    service = Service(tracker_id=None)
+    sender = follow(run, service)
+    sender.send_new()
+    train_again_from_step_1(run)
+    if not in_one_process:
+        sender = follow(run, service)
+    assert sender.send_new() == 4
+    assert service.rows[:3] == [(1, {"loss": 0.5}), (2, {"loss": 1.1}), (3, {"loss": 1.6})]
+
+
+def test_another_project_gets_all_rows_as_a_new_run(run: RunDirectory) -> None:
+    service = Service()
+    follow(run, service).send_new()
+    assert follow(run, service, project="other").send_new() == 3
+    assert service.started == [(None, 0), (None, 0)]
+
+
+def test_a_damaged_note_of_what_was_sent_is_an_error_and_not_a_second_sending(run: RunDirectory) -> None:
+    follow(run, Service())
+    (run.path / "service" / "sent.json").write_text("{")
+    with pytest.raises(RecordError, match=r"sent\.json is damaged.*delete it"):
+        follow(run, Service())
+
+
+def test_two_processes_never_send_a_run_to_one_tracker(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.analysis.trackers.sender.load_tracker", lambda name, tracked: Service())
+    first = send_run(run, "service", TrackingConfig(), {}, lambda seconds: True)
+    assert next(first) == 3
+    with pytest.raises(ConfigError, match="another process sends"):
+        next(send_run(run, "service", TrackingConfig(), {}, lambda seconds: True))
+    assert list(first) == []
+
+
+def test_numbers_of_inner_maps_have_both_names_and_what_is_not_a_number_is_left_out() -> None:
     row: dict[str, Any] = {"step": 1, "kl": None, "seconds": {"batch": 2, "update": {"x": 0.5}}, "rows": [1], "a": "b"}
-    assert numbers_of(row) == {"step": 1.0, "seconds/batch": 2.0, "seconds/update/x": 0.5}
+    assert numbers_of(row) == {"seconds/batch": 2.0, "seconds/update/x": 0.5}
     assert measured({**EVALUATION, "low": None}) == {"cd4/accuracy": 0.25, "cd4/high": 0.3, "cd4/mean_tokens": 30.0}
 
 
+# -- names and packages
+
+
+def test_the_configuration_knows_the_trackers_that_there_are() -> None:
+    assert tracker_names() == get_args(TrackerName)
+
+
 def test_an_unknown_tracker_and_a_missing_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracked = TrackedRun(name="run", folder=tmp_path, project="bapo", config={})
-    assert tracker_names() == ("tensorboard", "wandb")
-    with pytest.raises(ConfigError, match=r"no such tracker.*tensorboard, wandb"):
-        load_tracker("mlflow", tracked)
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(ConfigError, match="--to wandb needs the package wandb: pip install wandb"):
+    tracked = TrackedRun(name="run", folder=tmp_path, settings=TrackingConfig(), config={})
+    with pytest.raises(ConfigError, match=r"'wanbd': there is no such tracker .did you mean 'wandb'"):
+        load_tracker("wanbd", tracked)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"'wandb' needs the package wandb .*: pip install wandb"):
         load_tracker("wandb", tracked)
 
 
-def test_tensorboard_gets_an_event_for_every_number_and_a_second_call_replaces_the_first(run: RunDirectory) -> None:
-    pytest.importorskip("tensorboardX", reason="tensorboardX is optional: pip install tensorboardX")
-    for _ in range(2):
-        result = CliRunner().invoke(app, ["track", str(run.path), "--to", "tensorboard"])
-        assert result.exit_code == 0, result.output
-        assert "3 rows sent to tensorboard" in result.output
-    (events,) = (run.path / "tensorboard").glob("events.out.tfevents.*")
-    found = {(event.step, value.tag): value.simple_value for event in _events(events) for value in event.summary.value}
-    assert found[1, "loss"] == 0.5
-    assert found[2, "loss"] == 1.0
-    assert found[0, "cd4/accuracy"] == 0.25
+@pytest.mark.parametrize(
+    ("uri", "offline", "is_refused"),
+    [("http://127.0.0.1:5000", False, False), ("http://127.0.0.1:5000", True, True), ("", False, True)],
+)
+def test_mlflow_needs_a_database_only_where_no_server_is_named(
+    monkeypatch: pytest.MonkeyPatch, uri: str, offline: bool, is_refused: bool
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sqlalchemy" else sys)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(ConfigError, match="no module sqlalchemy") if is_refused else nullcontext():
+        refuse_unusable(["mlflow"], TrackingConfig(offline=offline))
 
 
-def _events(path: Path) -> list[Any]:
-    """TFRecords: length (u64), its checksum, the event, its checksum."""
-    from tensorboardX.proto.event_pb2 import Event
+@pytest.mark.parametrize(
+    ("variables", "offline", "is_refused"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"WANDB_MODE": "offline"}, False, False),
+        ({"WANDB_API_KEY": "k"}, False, False),
+    ],
+)
+def test_wandb_without_a_login_is_refused_before_the_run_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], offline: bool, is_refused: bool
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: sys)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": str(tmp_path)} | variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"has no API key.*wandb login") if is_refused else nullcontext():
+        refuse_unusable(["wandb"], TrackingConfig(offline=offline))
 
-    data, found = path.read_bytes(), []
-    while data:
-        (size,) = struct.unpack_from("<Q", data)
-        found.append(Event.FromString(data[12 : 12 + size]))
-        data = data[12 + size + 4 :]
-    return found
+
+def test_one_name_from_the_command_line_is_a_list_and_the_same_name_twice_is_refused() -> None:
+    assert load_config([], ["--tracking.to", "wandb"]).tracking.to == ("wandb",)
+    with pytest.raises(ConfigError, match="names a tracker twice"):
+        load_config([], ["--tracking.to", '["wandb", "wandb"]'])
+
+
+# -- in the launcher
+
+
+def test_the_launcher_starts_a_process_per_tracker_whose_end_does_not_end_the_run(run: RunDirectory) -> None:
+    config = load_config([], ["--tracking.to", '["wandb", "tensorboard"]'])
+    specs = Starter(config, run).trackers()
+    assert [spec.name for spec in specs] == ["tracker-wandb", "tracker-tensorboard"]
+    assert all(spec.is_optional and spec.restarts is Restarts.CRASHED and spec.may_end for spec in specs)
+    assert Starter(load_config([], []), run).trackers() == []

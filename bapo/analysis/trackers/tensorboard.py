@@ -1,31 +1,40 @@
-"""TensorBoard: event files in RUN/tensorboard, by tensorboardX."""
+"""TensorBoard: event files in RUN/tensorboard, by tensorboardX.
+
+They are written again from the records at each start: they hold exactly the steps that the run has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bapo.analysis.trackers.base import TrackedRun
+from bapo.analysis.trackers.base import TrackedRun, missing_package
+from bapo.config.tracking import TrackingConfig
 
-PACKAGE = "tensorboardX"
 EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard:
+    tracker_id = None
+
     def __init__(self, run: TrackedRun) -> None:
         from tensorboardX import SummaryWriter  # optional
 
-        # It is written again from the run's records each time: an older file would draw every step twice.
         for old in run.folder.glob(EVENTS):
             old.unlink()
         self._writer = SummaryWriter(str(run.folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step, walltime=values.get("time"))
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, *, is_complete: bool) -> None:
         self._writer.close()
+
+
+def problem(settings: TrackingConfig) -> str | None:
+    """Why it cannot be used here; None: it can."""
+    return missing_package("tensorboardX", "tensorboardX")
 
 
 def make_tracker(run: TrackedRun) -> TensorBoard:

@@ -52,9 +52,12 @@ class Where:
     admin: BufferAdmin
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Name the buffer on stderr and ask, on a terminal. Raises: typer.Abort."""
+        """Name the buffer on stderr and ask before something is lost.
+
+        Raises: typer.Abort after a no; ConfigError where nobody can answer and `yes` is not given.
+        """
         typer.echo(f"buffer of run {plain(self.client.status().run)} at {self.url}", err=True)
-        confirm(question, yes=yes)
+        confirm(question, yes=yes, loses=True)
 
 
 @contextmanager

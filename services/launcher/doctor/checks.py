@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import psutil
 
+from bapo.analysis.trackers.base import refuse_unusable
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
@@ -78,7 +79,7 @@ def preflight(
         say: prints what is fetched.
     Raises: the first failure's error, with one line per failure.
     """
-    found = [engine(config), *ports(config, with_learner=with_learner), redis(config)]
+    found = [engine(config), *ports(config, with_learner=with_learner), redis(config), *trackers(config)]
     if is_hub_id(config.model.path):
         _refuse(found)  # before minutes of download
         if folder_of(config.model.path) is None:
@@ -276,6 +277,18 @@ def reward(config: Config) -> Iterator[Check]:
         yield Check(name="reward", status="fail", detail=str(error))
     else:
         yield Check(name="reward", status="ok", detail=f"{name} loads")
+
+
+def trackers(config: Config) -> Iterator[Check]:
+    """Packages of `tracking.to` are installed, and W&B has a login."""
+    if not config.tracking.to:
+        return
+    try:
+        refuse_unusable(config.tracking.to, config.tracking)
+    except ConfigError as error:
+        yield Check(name="trackers", status="fail", detail=f"tracking.to: {error}")
+    else:
+        yield Check(name="trackers", status="ok", detail=f"{', '.join(config.tracking.to)}: installed")
 
 
 def memory(config: Config) -> Check:

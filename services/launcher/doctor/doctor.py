@@ -80,6 +80,7 @@ def all_steps(config: Config) -> Iterator[Step]:
     yield "ports", lambda: checks.ports(config)
     yield "memory and disk", lambda: [checks.memory(config), checks.disk(config), *checks.limits_of(config)]
     yield "Redis", lambda: redis_checks(config)
+    yield "trackers", lambda: checks.trackers(config)
     yield f"data of task {config.task.name}", lambda: [checks.data(config)]
     yield "the reward on gold answers", lambda: [gold(config)]
     yield f"model {config.model.path}", lambda: [model]
@@ -104,8 +105,8 @@ def versions(config: Config) -> Check:
     if config.rollout.engine == "vllm":
         engine = vllm_build()
         have.append(f"{engine} {installed(engine)}") if engine else missing.append("vllm (rollout server)")
-    if sys.version_info[:2] != (3, 11):
-        return Check(name="versions", status="fail", detail=f"{have[0]}: BAPO needs 3.11")
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Check(name="versions", status="fail", detail=f"{have[0]}: BAPO needs 3.11, 3.12 or 3.13")
     if missing:
         return Check(name="versions", status="fail", detail=f"not installed: {', '.join(missing)}; run `make setup`")
     return Check(name="versions", status="ok", detail=", ".join(have))

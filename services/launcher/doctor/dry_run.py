@@ -70,6 +70,7 @@ def steps(config: Config, *, with_learner: bool) -> Iterator[Step]:
     yield "GPUs", lambda: [gpus(config, with_learner=with_learner)]
     yield "ports", lambda: [check for check in checks.ports(config, with_learner=with_learner) if check.status != "ok"]
     yield "Redis", lambda: [checks.redis(config)]
+    yield "trackers", lambda: checks.trackers(config)
     yield f"model {config.model.path}", lambda: [checks.model_files(config)]
     yield f"data of task {config.task.name}", lambda: data_and_first_row(config)
     yield "the reward", lambda: list(checks.reward(config))

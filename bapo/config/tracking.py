@@ -1,0 +1,40 @@
+"""`[tracking]`: where the numbers of a run are sent while it trains."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from bapo.algorithms.settings import Frozen
+
+TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
+
+
+class TrackingConfig(Frozen):
+    """Experiment trackers (docs/tracking.md). API keys and server addresses are environment variables, not settings."""
+
+    to: tuple[TrackerName, ...] = ()
+    """Trackers that the launcher starts, each in its own process; training continues when one of them fails."""
+    project: str = Field("bapo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    """Project of W&B and Trackio, experiment of MLflow."""
+    entity: str | None = None
+    """User or team of W&B; null: your default one."""
+    group: str | None = None
+    """Group of W&B and Trackio, tag `group` of MLflow: for runs that belong together."""
+    tags: tuple[str, ...] = ()
+    """Tags of W&B and MLflow."""
+    offline: bool = False
+    """Send nothing over the network: W&B and MLflow write into the run directory, Trackio into its local database."""
+
+    @field_validator("to", "tags", mode="before")
+    @classmethod
+    def one_name_is_a_list(cls, value: Any) -> Any:
+        """`--tracking.to wandb` is `["wandb"]`."""
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def trackers_differ(self) -> Self:
+        if len(set(self.to)) < len(self.to):
+            raise ValueError(f"tracking.to = {list(self.to)} names a tracker twice; write each name once")
+        return self
