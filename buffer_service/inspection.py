@@ -126,7 +126,7 @@ class Maintenance:
             return "high"
         if self._store.records([group_id]) != [None]:
             raise ContractError(
-                f"group {group_id} is needed by a batch that the learner may ask for again; it is deleted at the "
+                f"group {group_id} is needed by a batch that the learner may request once more; it is deleted at the "
                 "checkpoint after that batch"
             )
         raise ContractError(f"the buffer does not hold group {group_id}")

@@ -132,7 +132,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorState:
-    """What a prompt selector has learnt, opaque to a store: it stands for the success counts that it was made of."""
+    """What a prompt selector has learned, opaque to a store: it stands for the success counts that it was made of."""
 
     round: Version = 0
     """Newest step that prompts were proposed for from it; 0: nothing was kept yet."""
@@ -325,12 +325,12 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
 def prompt_digest(prompt: Prompt) -> str:
     """What of a prompt must be the same in a request and in the group that answers it: text, task and answer.
 
-    Raises: ContractError for an answer that is no JSON.
+    Raises: ContractError for an answer that is not JSON.
     """
     try:
         content = json.dumps([prompt.text, prompt.task, prompt.answer], sort_keys=True, default=plain_number)
     except (TypeError, ValueError) as error:
-        raise ContractError(f"prompt {prompt.prompt_id}: its answer is no JSON: {error}", Refusal.HEADER) from error
+        raise ContractError(f"prompt {prompt.prompt_id}: its answer is not JSON: {error}", Refusal.HEADER) from error
     return xxh3_64_hexdigest(content.encode())
 
 

@@ -6,7 +6,7 @@
     anchors.safetensors     log pi_gen of groups that may be reused (ratio mode `official`)
     alpha.safetensors       the weights that the workers sample with (a hard link to the published file)
     buffer.bin              the buffer service's snapshot: data position, B_bad, B_high, queues
-    state.json              step, counters, canary; written last: a folder without it is no checkpoint
+    state.json              step, counters, canary; written last: a folder without it is not a checkpoint
 
 A checkpoint is written to `step-000010.partial` and renamed when it is whole, so a crash or a full disk in between
 leaves the older ones untouched. Random state needs no file: every draw is keyed by (seed, step, purpose).

@@ -204,8 +204,8 @@ class CadenceConfig(Frozen):
     """m: steps between two re-evaluations of B_bad (Algorithm 1, lines 13 to 15); a multiple of v."""
     max_steps_ahead: int = Field(1, ge=0)
     """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
-    nobody waits; staleness of fresh groups is then at most weight_sync_interval - 1 + s, of re-evaluated ones only if
-    batches wait for them."""
+    neither waits for the other; staleness of fresh groups is then at most weight_sync_interval - 1 + s, of re-evaluated
+    ones only if batches wait for them."""
     wait_for_reevaluation: bool = False
     """true: step t waits for the re-evaluation of step t (the paper's order).
     false: X2 joins the first batch that is assembled after its groups arrive."""

@@ -49,7 +49,7 @@ class BufferConfig(Frozen):
 
     @property
     def maxmemory(self) -> int:
-        """What the embedded Redis is told, in bytes."""
+        """`maxmemory` of the embedded Redis, in bytes."""
         return int(MAXMEMORY_SHARE * self.max_memory_mb * 2**20)
 
     @model_validator(mode="after")

@@ -53,7 +53,7 @@ class LearnerConfig(Frozen):
     `num_ranks` that are not in `rollout.gpus` (docs/cluster.md)."""
     batch_timeout_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
     """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
-    for so long, for whatever purpose. Longer than the longest response takes."""
+    for this long, for any purpose. Longer than the longest response takes."""
     port: int = Field(8702, ge=0, le=65535)
     """Health and metrics of rank 0; 0 takes a free port."""
 
@@ -88,7 +88,7 @@ class DiagnosticsConfig(Frozen):
     """Learner steps between two steps whose responses are kept as text for the run's page, also those of groups that
     did not train; 0: none."""
     texts_mb: int = Field(8, ge=1)
-    """Most MB of frames of one step whose text is kept: so much of the groups that did not train, which the buffer
-    holds until the next checkpoint, and as much of the batch."""
+    """Most MB of frames of one step whose text is kept: up to this much of the groups that did not train, which the
+    buffer holds until the next checkpoint, and as much of the batch."""
     warn_cooldown_steps: int = Field(20, ge=0)
     """After a line in the log about one subset, the next one about it comes this many steps later at the earliest."""

@@ -223,7 +223,7 @@ class ShapingConfig(Frozen):
     """Factor on every reward. AReaL: (r - 0.5) 10 is shift = -0.5, scale = 10."""
     overlong_cache: int | None = Field(None, ge=1)
     """DAPO: a response that comes within this many tokens of rollout.max_response_tokens loses up to `overlong_factor`,
-    linearly; null: nobody does."""
+    linearly; null: none does."""
     overlong_factor: float = Field(1.0, gt=0)
     """Reward that a response of full length loses."""
     overlong_filter: bool = False

@@ -62,7 +62,7 @@ class RolloutConfig(Frozen):
     start_timeout_s: float = Field(300.0, gt=0, le=MOST_SECONDS)
     """A worker that is not ready after this fails the run."""
     drain_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
-    """A worker that is scaled away may finish its groups for so long; what is not finished then goes back."""
+    """A worker that is scaled away may finish its groups for this long; unfinished ones then return to the queue."""
 
     @model_validator(mode="after")
     def workers_fit(self) -> Self:

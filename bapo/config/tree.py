@@ -113,7 +113,7 @@ class SupervisionConfig(Frozen):
     restart_backoff_s: float = Field(0.5, ge=0, le=MOST_SECONDS)
     """Seconds before the first restart; each further one within the window waits twice as long, up to 30 s."""
     stall_s: float = Field(900.0, ge=0, le=MOST_SECONDS)
-    """When nothing has moved for so long, one message says who waits for whom; 0: never. It must be longer than a
+    """When nothing has moved for this long, one message says who waits for whom; 0: never. It must be longer than a
     learner step and than the start of an engine."""
     stall_ends_run: bool = False
     """true: a run that is stalled for `stall_s` ends with exit code 5 instead of waiting."""

@@ -191,7 +191,7 @@ def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
     Raises: ContractError.
     """
     if isinstance(value, float) and not math.isfinite(value):
-        raise ContractError(f"{what} holds {value}, which is no JSON", Refusal.HEADER)
+        raise ContractError(f"{what} holds {value}, which is not JSON", Refusal.HEADER)
     if not isinstance(value, _NESTED):
         return
     if depth == 0:

@@ -23,7 +23,7 @@ def plain_number(value: Any) -> Any:
     """What a numpy scalar stands for, for encoders that know none. Raises: TypeError for anything else."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{_type_of(value)} is no JSON value")
+    raise TypeError(f"{_type_of(value)} is not a JSON value")
 
 
 def to_json(value: Any, what: str) -> Json:

@@ -61,7 +61,7 @@ def _num_in(file: Path) -> int:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > file.stat().st_size:
-            raise ValueError(f"{file} is no safetensors file")
+            raise ValueError(f"{file} is not a safetensors file")
         header = json.loads(opened.read(length))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 

@@ -35,7 +35,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What every process is told."""
+    """What every process is started with."""
 
     config: Config
     run: RunDirectory

@@ -89,7 +89,7 @@ def _midnight(today: str) -> datetime:
     try:
         return datetime.combine(date.fromisoformat(today), time())
     except ValueError as error:
-        raise ConfigError(f"task.options.chat_date = {today!r} is no date: write YYYY-MM-DD") from error
+        raise ConfigError(f"task.options.chat_date = {today!r} is not a date: write YYYY-MM-DD") from error
 
 
 def _file(tokenizer: str, name: str) -> str | None:
@@ -101,7 +101,7 @@ def _file(tokenizer: str, name: str) -> str | None:
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
-        raise ConfigError(f"{tokenizer!r} is no folder, and a Hub id needs the package huggingface_hub") from error
+        raise ConfigError(f"{tokenizer!r} is not a folder, and a Hub id needs the package huggingface_hub") from error
     try:
         return Path(hub.hf_hub_download(tokenizer, name)).read_text(encoding="utf-8")
     except hub.errors.LocalEntryNotFoundError as error:

@@ -41,7 +41,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect",
 """Probes, which hold no token, and the description of the API."""
 ROLE = "bapo.role"
 """Key of the scope that holds the role of the caller; None without a keyring."""
-ENDS = "the service is told to end, and what this needs has kept it waiting: ask again"
+ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
 MOST_PROBLEMS = 3
 """Validation errors named in one answer."""
 SERVER_SETTINGS: dict[str, Any] = {

@@ -43,7 +43,7 @@ CONNECTIONS = 16
 NOT_ACCEPTED = 401
 MOVED_FOR_GOOD = (301, 308)
 AWAY = (408, 425, 429, 502, 503, 504)
-"""Statuses of a proxy in front of a service, without an error of ours: retried."""
+"""Statuses of a proxy in front of a service, without our error body: retried."""
 MOST_SHOWN = 200
 """Characters of a foreign answer in a message."""
 
@@ -266,7 +266,7 @@ def _problem_of(url: str) -> str:
     except ValueError as error:
         return str(error)
     if "@" in parts.netloc:
-        return "it has a user or a password, which nobody would be sent; tokens have a place of their own"
+        return "it has a user or a password, which is never sent; tokens are configured separately"
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         return f"{url!r} is not of the form http://host:port"
     return ""
@@ -294,7 +294,7 @@ def _refuse_foreign_answer(reply: BaseHTTPResponse, what: str) -> None:
 def quoted(name: str) -> str:
     """A name as one segment of a path. Raises: ContractError for an empty name, or one with a slash."""
     if not name or "/" in name:
-        raise ContractError(f"{name!r} is no name: it needs a character, and may have no slash", Refusal.NAME)
+        raise ContractError(f"{name!r} is not a name: it needs a character, and may have no slash", Refusal.NAME)
     return quote(name, safe="@+~")
 
 

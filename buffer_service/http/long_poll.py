@@ -66,7 +66,7 @@ class Wakeups:
 
         Args:
             attempt: blocks; runs in a worker thread.
-            is_gone: whether nobody waits for the answer any more.
+            is_gone: whether the caller has left.
             is_worth: whether what has happened can make a difference to the attempt.
         """
         deadline, interruptions = time.monotonic() + wait_s, self._interruptions

@@ -165,7 +165,7 @@ def _fresh(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
 def _leases(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
     """A lease has one holder, and each worker's leases are counted."""
     for request_id in sorted(audit.leased.keys() ^ audit.holders.keys()):
-        state = "leased, but nobody holds it" if request_id in audit.leased else "held, but not leased"
+        state = "leased, but held by no worker" if request_id in audit.leased else "held, but not leased"
         yield f"request {request_id} is {state}"
     wanted = Counter(audit.holders.values())
     for worker in sorted(wanted.keys() | audit.held.keys()):

@@ -23,7 +23,7 @@ def finished(t: Clock, span_s: float) -> str:
 
 
 def steps_of_a_second(minutes: int) -> dict[str, str]:
-    """Six hundred steps of about a second, all before the series begins to stand still."""
+    """Six hundred steps of about a second, all before the series stalls."""
     return {STEP % "1.0": f"0+60x10 600x{minutes}", STEP % "+Inf": f"0+60x10 600x{minutes}"}
 
 

@@ -20,7 +20,7 @@ WIDTH = 24
 NAMES = sorted((metric.name for metric in METRICS), key=len, reverse=True)
 _SERIES = re.compile(r"\b(bapo_[a-z0-9_]+|process_[a-z0-9_]+)\b(\{[^}]*\})?(?!\()")
 KNOWN = "> -Inf"
-"""Behind a query: drops NaN, which is no number, and would leave a panel without a scale."""
+"""Appended to a query: drops NaN, which would leave a panel without a scale."""
 PALETTE = {"mode": "palette-classic"}
 ORIGIN_COLORS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
 """Those of the page and of the terminal; Okabe and Ito's, which colour-blind readers tell apart."""

@@ -175,13 +175,13 @@ def _is_stopped(pid: int) -> bool:
 
 
 def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:
-    """Of all ranks together: an error of ours (2 to 127) first, because losing a peer is not the cause.
+    """Of all ranks together: one of our errors (2 to 127) first, because losing a peer is not the cause.
 
     That one ends with the code of `RankLostError`, or gloo aborts it.
 
     Args:
         ends: exit codes in the order of the ends, 128 + n for signal n.
-        was_asked: they were asked to end, so that losing each other is no failure: 0, or `ASKED`.
+        was_asked: they were asked to end, so that losing each other is not a failure: 0, or `ASKED`.
     """
     failures = sorted((code for code in ends if code), key=lambda code: code == RankLostError.exit_code)
     ours = [code for code in failures if 2 <= code < 128 and code != RankLostError.exit_code]

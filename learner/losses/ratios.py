@@ -63,6 +63,6 @@ def bounds_around_one(clip_low: float | None, clip_high: float | None) -> tuple[
 
 
 def clamped(ratio_M: Tensor, low: Bound, high: Bound) -> Tensor:
-    """clip(rho, low, high), where None is no bound."""
+    """clip(rho, low, high), where None means unbounded."""
     # Both are tensors or both are numbers: torch knows no mixture, and its types none of either.
     return ratio_M if low is None and high is None else ratio_M.clamp(low, high)  # type: ignore[arg-type]

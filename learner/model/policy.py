@@ -82,7 +82,7 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
 
     Args:
         frozen: without gradients, as pi_ref is.
-    Raises: ConfigError when it is missing or is no causal LM that the learner can pack.
+    Raises: ConfigError when it is missing or is not a causal LM that the learner can pack.
     """
     dtype = getattr(torch, config.model.dtype)
     generation: list[GenerationConfig] = []

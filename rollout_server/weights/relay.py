@@ -126,4 +126,4 @@ def _require_safetensors(path: Path) -> None:
     except OSError as error:
         raise WeightsAbsentError(f"{path} cannot be read here: {error.strerror}") from error
     if start != b"{" or length > size - 8:
-        raise WeightMismatchError(f"{path} is no safetensors file, and nothing else is taken for weights")
+        raise WeightMismatchError(f"{path} is not a safetensors file, and nothing else is taken for weights")

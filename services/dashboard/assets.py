@@ -67,7 +67,7 @@ def page_modules() -> list[str]:
 class Document:
     html: bytes
     policy: str
-    """Content-Security-Policy: scripts from here only, text never becomes markup, nobody else is called."""
+    """Content-Security-Policy: scripts from here only, text never becomes markup, no other host is called."""
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
 """A folder of runs behind one address: /NAME/ is the page of the run NAME, / leads to the newest one.
 
-Each run has an app of its own, made when it is first asked for; nothing is read of a run that nobody opens.
+Each run has an app of its own, made at its first request; a run that is not opened is not read.
 """
 
 from __future__ import annotations

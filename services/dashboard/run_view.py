@@ -4,7 +4,7 @@
     RUN/evaluations.jsonl         --(each row once)-------------> `evaluations`
     the buffer's API              --(asked each time)-----------> `live`
 
-A fold is whatever an endpoint keeps between two steps: it is told of every step once, in order, and begins again when
+A fold is whatever an endpoint keeps between two steps: it takes every step once, in order, and begins again when
 the run went back to a checkpoint. Reading is done in slices: a page that opens on a long run sees how far it is, and
 the process that serves it is never busy for long. A run that resumes drops the records after its checkpoint and writes
 them again: metrics.jsonl is then another file (it is replaced by a rename), and the view begins again.
@@ -68,7 +68,7 @@ class RunView:
     """Rises when the run went back: what was answered before no longer holds. Begins at the time of the start, so that
     no other process repeats it."""
     num_steps: int = 0
-    """Steps that the folds were told of."""
+    """Steps that the folds have taken."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     is_complete: bool = False
     """Whether that is all there is."""

@@ -154,7 +154,7 @@ class Evaluator:
             if settled + status.num_open(Purpose.EVALUATE) < num_asked:
                 # Redis came back without its last second, or from a snapshot, which has no evaluations. What is left
                 # of them is not asked twice.
-                log.warning("evaluation %s: requests are gone from the buffer and are asked for again", label)
+                log.warning("evaluation %s: requests are gone from the buffer: requesting them once more", label)
                 self._buffer.enqueue(requests)
             # As the learner waits: workers that are busy with other requests are not a reason to end the run.
             if status.counts != counts:

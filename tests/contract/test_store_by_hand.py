@@ -193,7 +193,7 @@ DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
     ("references", "group g-c is in 1 tables", lambda r, k: r.hset(k["refs"], "g-c", 2)),
     ("bytes", "are counted", lambda r, k: r.hincrby(k["meta"], "bytes", 1)),
     ("requests", "g-y is open, but in queue None", lambda r, k: r.zrem(k["queue_fresh"], "g-y")),
-    ("leases", "nobody holds it", lambda r, k: r.delete(k["holders"])),
+    ("leases", "held by no worker", lambda r, k: r.delete(k["holders"])),
     ("fresh", "planned for step None", lambda r, k: r.delete(k["planned"])),
     ("bad", "prompt a of B_bad has lost its text", lambda r, k: r.delete(k["bad_prompts"])),
     ("batches", "batch 1 is gone", lambda r, k: r.delete(k["batches"])),

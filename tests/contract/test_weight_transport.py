@@ -213,7 +213,7 @@ NO_WEIGHTS = {
 def test_a_file_of_this_host_that_holds_no_weights_is_served_to_nobody(tmp_path: Path, content: bytes) -> None:
     store = WeightRelay(tmp_path / "server", str)
     update = make_update(tmp_path / "secret", 3, content=content)
-    with pytest.raises(WeightMismatchError, match="is no safetensors file"):
+    with pytest.raises(WeightMismatchError, match="is not a safetensors file"):
         store.locate(update)
     with pytest.raises(WeightsAbsentError):
         store.read(update.digest, 0, 100)

@@ -90,7 +90,7 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("fresh", "fresh group f1 has lost its request", {"contents": SOUND.contents - {"f1"}}),
     ("fresh", "request o1 is open for step 6, but planned for step 7", {"planned": {"o1": 7}}),
     ("fresh", "request x is open for step None, but planned for step 6", {"planned": {"o1": 6, "x": 6}}),
-    ("leases", "request o2 is leased, but nobody holds it", {"holders": {"o3": "w"}, "held": {"w": 1}}),
+    ("leases", "request o2 is leased, but held by no worker", {"holders": {"o3": "w"}, "held": {"w": 1}}),
     ("leases", "request x is held, but not leased", {"holders": SOUND.holders | {"x": "w"}, "held": {"w": 3}}),
     ("leases", "worker w holds 2 requests, but 1 are counted", {"held": {"w": 1}}),
     ("bad", "prompt p is in B_bad twice", {"tables": replace(SOUND.tables, bad=(hard("p"), hard("p"))),

@@ -97,7 +97,7 @@ def test_a_prompt_with_a_date_in_it_is_the_same_prompt_tomorrow(model: Path, tmp
     (dated,) = make_task(**options, chat_date="2026-11-22").prompts("train")
     assert dated.text == "Today Date: 22 Nov 2026|1+1? é"
     assert dated.prompt_id != prompt.prompt_id
-    with pytest.raises(ConfigError, match=r"chat_date = '22.11.2026' is no date: write YYYY-MM-DD"):
+    with pytest.raises(ConfigError, match=r"chat_date = '22.11.2026' is not a date: write YYYY-MM-DD"):
         make_task(**options, chat_date="22.11.2026").prompts("train")
 
 

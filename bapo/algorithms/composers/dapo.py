@@ -6,7 +6,7 @@ Informative is what has a standard deviation above 0, also with fractional rewar
 
 At most `max_rounds` rounds; then what there is trains, and the batch is underfilled (the BAPO paper's comparison; verl
 raises instead). What is informative beyond B is consumed and counted as `surplus`. The filter reads the rewards of
-the verifier: with overlong shaping on top of them, an all-wrong group has differences and still nothing to learn from.
+the verifier: with overlong shaping on top of them, an all-incorrect group differs and has still nothing to learn from.
 Does not use: c1, c2, c3, X2, X3, `online_filter`.
 """
 

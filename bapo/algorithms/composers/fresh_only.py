@@ -13,7 +13,7 @@ from bapo.core.types import HardPrompt
 
 
 class FreshOnly:
-    """Base of composers without B_bad: holds the settings, asks nothing again."""
+    """Base of composers without B_bad: holds the settings, re-evaluates nothing."""
 
     prompts_once = True
     max_rounds = 1

@@ -1,7 +1,7 @@
 """ReLIFT (docs/methods.md): reinforcement on what is within reach, supervised steps on what is not.
 
     fresh group --sampled rows--------------------------------------------> item of kind rl
-         '--all wrong, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows
+         '--all-incorrect, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows
 
 The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`,
 else B; the newest N train in one step, the others stay. A response counts as well formatted when it ended by itself

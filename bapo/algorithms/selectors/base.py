@@ -115,7 +115,7 @@ def restored(state: State, name: str, like: Floats) -> Floats:
     if found is None or found.shape != like.shape:
         shape = None if found is None else list(found.shape)
         raise ConfigError(
-            f"the buffer holds what another prompt selector learnt, or of other data: {name} must be "
+            f"the buffer holds what another prompt selector learned, or the state for other data: {name} must be "
             f"{list(like.shape)}, got {shape}; start a new run, or bring the old selector and data back"
         )
     return found.astype(np.float64)

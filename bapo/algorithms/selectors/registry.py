@@ -20,7 +20,7 @@ def load_selector(
 ) -> PromptSelector:
     """The selector `name` over a pool; `batch_size` is B.
 
-    Raises: ConfigError when no file of this folder has that name and a `make_selector`, or the pool lacks what it
+    Raises: ConfigError when no file of this folder has that name and a `make_selector`, or the pool is without what it
         needs.
     """
     known = selector_names()

@@ -55,7 +55,7 @@ def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | Non
     """The first run that is not finished and that fits; None when none does.
 
     Args:
-        left_s: of the budget; None without one. A run whose time nobody knows yet counts as fitting.
+        left_s: of the budget; None without one. A run whose time is not known yet counts as fitting.
     """
     for found in waiting:
         needed_s = estimates.of(found)

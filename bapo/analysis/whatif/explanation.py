@@ -254,7 +254,7 @@ _WRITERS: dict[str, Callable[[Case], str]] = {
 
 
 OWN_TABLES = "bapo"
-"""The composer whose rules for B_bad and B_high are told here; of others it is only said what the tables held."""
+"""The composer whose rules for B_bad and B_high are explained here; of others, only what the tables held."""
 SHOWN_IDS = 5
 SHOWN_STEPS = 10
 
@@ -367,7 +367,7 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
     if later:
         return f"{held}{tries}; it was re-sampled, but its group arrived for step {later}"
     if not settings.use_x2:
-        return f"{held}, and use_x2 = false: nobody asks it again"
+        return f"{held}, and use_x2 = false: it is not re-evaluated"
     if remainder := step % (interval := cadence.reevaluation_interval):
         return f"{held}{tries}, and step {step} does not re-evaluate ({step} mod {interval} = {remainder})"
     most = settings.max_reevaluated

@@ -54,7 +54,7 @@ class Where:
     def confirm(self, question: str, *, yes: bool) -> None:
         """Name the buffer on stderr and ask before something is lost.
 
-        Raises: typer.Abort after a no; ConfigError where nobody can answer and `yes` is not given.
+        Raises: typer.Abort after a no; ConfigError without a terminal and without `yes`.
         """
         typer.echo(f"buffer of run {plain(self.client.status().run)} at {self.url}", err=True)
         confirm(question, yes=yes, loses=True)

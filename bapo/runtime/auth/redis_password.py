@@ -6,7 +6,7 @@
 The user may touch the keys of runs and nothing else, and has no administrative command: who has stolen it can neither
 make the server write files nor read another application's data.
 
-Nobody can be the default user, which is off. It has all rights nevertheless: a Redis that starts again replays its
+No client can be the default user, which is off. It has all rights nevertheless: a Redis that starts again replays its
 append-only file as that user, and without them it drops every transaction in the file.
 """
 
@@ -77,7 +77,7 @@ def password_file(url: str) -> Path | None:
 
 
 def problem_of_url(url: str) -> str:
-    """Why a URL cannot be a Redis of ours, as the end of a message; '' when it can."""
+    """Why a URL cannot be a run's Redis, as the end of a message; '' when it can."""
     try:
         parts = urlsplit(url)
     except ValueError as error:

@@ -105,7 +105,7 @@ BATCH = (
     Metric(
         "bapo_prompts_rescued_total",
         "counter",
-        "Prompts that were all wrong at first and have their first right response, by the request that gave it.",
+        "Prompts that were all-incorrect at first and have their first right response, by the request that gave it.",
         "run/Difficulty",
         HERE,
         (TRAINING,),

@@ -37,7 +37,7 @@ def write_embeddings(path: Path, prompt_ids: Sequence[str], embeddings: NDArray[
 def read_embeddings(path: Path, prompt_ids: Sequence[str]) -> NDArray[np.float32]:
     """[N, D] in the order of `prompt_ids`; the file may hold more prompts.
 
-    Raises: ConfigError when it is no such file, a prompt is missing, or a number is not finite.
+    Raises: ConfigError when it is not such a file, a prompt is missing, or a number is not finite.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

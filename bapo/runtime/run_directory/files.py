@@ -113,7 +113,7 @@ def read_content(path: Path) -> bytes:
     """All of a file. Raises: StorageError for one that may not be read, or is not a file: a pipe would never end."""
     try:
         if path.exists() and not path.is_file():
-            raise StorageError(f"cannot read {path}: it is no file")
+            raise StorageError(f"cannot read {path}: it is not a file")
         return path.read_bytes()
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
@@ -175,7 +175,7 @@ class Lines:
         """
         try:
             if self._path.exists() and not self._path.is_file():
-                raise StorageError(f"cannot read {self._path}: it is no file")
+                raise StorageError(f"cannot read {self._path}: it is not a file")
             file = self._path.open("rb")
         except FileNotFoundError:
             return

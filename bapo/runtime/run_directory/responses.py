@@ -298,4 +298,4 @@ class _reading:  # noqa: N801 - reads as a verb at its uses
         import pyarrow
 
         if isinstance(error, pyarrow.ArrowException | OSError | KeyError | TypeError | ValueError):
-            raise ContractError(f"{self._path} is no token record that can be read: {error}") from error
+            raise ContractError(f"{self._path} is not a readable token record: {error}") from error

@@ -154,7 +154,7 @@ def object_of(data: bytes, where: str, kind: type[msgspec.Struct] | None) -> dic
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{where} is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise RecordError(f"{where} is no object, but {row!r:.80}")
+        raise RecordError(f"{where} is not an object, but {row!r:.80}")
     if kind is not None:
         require_row(row, kind, where)
     return row

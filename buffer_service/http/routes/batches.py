@@ -74,7 +74,7 @@ def untrained(step: Version, here: Here) -> Response:
 
 
 async def refuse_gone(request: Request) -> None:
-    """Of what sets back what others have done since it was asked for: a service that stood still, or a link that did,
+    """Of what sets back what others have done since it was asked for: a service that was stalled, or a link that was,
     brings what its sender has given up, and had done by another one. Raises: UnavailableError."""
     await asyncio.sleep(GONE_S)
     if await request.is_disconnected():

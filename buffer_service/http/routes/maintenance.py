@@ -91,7 +91,7 @@ def read(body: ReadBody, here: Here) -> Response:
 
 @router.delete("/groups/{group_id}")
 def drop_group(group_id: Name, here: Here) -> DroppedAnswer:
-    """Delete a group that no batch needs. A fresh one is asked for again by the scheduler, with another prompt."""
+    """Delete a group that no batch needs. The scheduler replaces a fresh one, with another prompt."""
     table = here.service.maintenance.drop_group(group_id)
     here.service.backpressure.forget()
     return DroppedAnswer(dropped_from=table)
@@ -99,7 +99,7 @@ def drop_group(group_id: Name, here: Here) -> DroppedAnswer:
 
 @router.delete("/requests/{request_id}", status_code=204)
 async def drop_request(request_id: Name, here: Here) -> None:
-    """Withdraw an open request, queued or leased. A fresh one is asked for again by the scheduler, with another prompt.
+    """Withdraw an open request, queued or leased. The scheduler replaces a fresh one, with another prompt.
 
     A push of its group is a `duplicate` from then on.
     """

@@ -42,7 +42,7 @@ OFF_S = 1.0
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_CONNECTIONS = 1 << 16
-"""No bound of ours: those that are used at once are bounded by the number of threads."""
+"""Not bounded here: those in use are bounded by the number of threads."""
 SURVIVES = frozenset(
     {
         "enqueue",

@@ -42,7 +42,7 @@ class RestoringError(UnavailableError):
 
 
 def unwrapped(error: RedisError) -> RedisError:
-    """What a command of a script was told, as if it had been told the caller, which newer servers do."""
+    """The error of a command inside a script, as newer servers give it to the caller."""
     before, found, said = str(error).rpartition(": -")
     if not found or not before.startswith(BEFORE_7):
         return error
@@ -92,13 +92,13 @@ def other_format(where: str, found: str) -> ConfigError:
 
 
 def _our_own_word(text: str, where: str) -> BapoError | None:
-    """What scripts of ours refuse."""
+    """What our scripts refuse."""
     if text.startswith("FORMAT "):
         return other_format(where, text.split()[1])
     if "RESTORING" in text:
         return RestoringError(RESTORING)
     if text.startswith("LATE"):
-        return UnavailableError(f"Redis at {where} was asked so long ago that nobody waits for it: ask again")
+        return UnavailableError(f"Redis at {where} was asked longer ago than the caller waits: retry")
     return None
 
 

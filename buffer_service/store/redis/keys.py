@@ -30,7 +30,7 @@
 | stale          | LIST   | results of groups dropped as too old since the last assembly                              |
 | counters       | HASH   | event -> count                                                                            |
 | success_counts | HASH   | step -> those of its fresh groups, packed, when a prompt selector learns from them        |
-| selector       | STRING | what it had learnt when it was kept last; the success counts before are gone              |
+| selector       | STRING | what it had learned when it was kept last; the success counts before are gone             |
 | settings       | STRING | settings that every service of the run must have, as JSON                                 |
 | bad_frames     | HASH   | group id -> what is wrong with its frame                                                  |
 | group:ID       | STRING | the frame; learners read it                                                               |

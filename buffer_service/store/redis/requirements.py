@@ -20,13 +20,13 @@ from buffer_service.store.redis.keys import FORMAT, Keys
 OLDEST = (6, 2)
 REPLICA = ("slave", "replica")
 """What `role` of INFO may say."""
-USE_PRIMARY = "name one primary that is no member of a Cluster"
+USE_PRIMARY = "name one primary that is not a member of a Cluster"
 
 
 def refuse_unsuited(link: RedisLink) -> None:
     """Raises: ConfigError for a server that cannot keep acknowledged groups; UnavailableError when it does not answer.
 
-    What a server does not tell is no reason to refuse it: managed ones are silent about much.
+    A setting that a server does not report is not refused: managed ones hide many.
     """
     info: dict[str, Any] = {}
     with link.errors_named():

@@ -133,7 +133,7 @@ class RedisStore:
 
         Of each worker that is not silent the newest nonce that leased something is remembered, with what it leased.
         The same nonce again is the same claim again: it gets what the worker still holds of that, for a whole lease
-        from now on, and never anything new. A lower one of the same client is a claim that nobody waits for any more:
+        from now on, and never anything new. A lower one of the same client is a claim whose caller has left:
         it gets nothing.
 
         Args:
@@ -364,7 +364,7 @@ class RedisStore:
     def drop_group(self, group_id: str) -> str:
         """Delete a group that no batch has consumed; returns the table that it was in, or '' if there is none.
 
-        fresh: the scheduler is told, through `fresh_dropped`, to ask for another one; reevaluated: as if its prompt
+        fresh: the scheduler learns from `fresh_dropped` that it must request another one; reevaluated: as if its prompt
         had not been asked; evaluated: settled without a group, as a request that failed for good.
         """
         (record,) = self.records([group_id])

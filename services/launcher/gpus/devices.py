@@ -84,7 +84,7 @@ def probe_gpus() -> Gpus:
 
 
 def visible_here(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """GPUs that processes of ours can use, by their names in CUDA_VISIBLE_DEVICES. Takes up to a second."""
+    """GPUs that the run's processes can use, by their names in CUDA_VISIBLE_DEVICES. Takes up to a second."""
     outer = environment.get(VISIBLE)
     return () if outer == "" else visible_gpus(present_gpus(), outer)
 

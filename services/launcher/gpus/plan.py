@@ -3,7 +3,7 @@
     visible GPUs + configuration --share_gpus--> GpuPlan --> CUDA_VISIBLE_DEVICES of the learner's ranks, and of the
                                                              rollout server, whose Ray node gives workers theirs
 
-A process that is not told takes the first GPU that it sees, so two of them would meet there.
+A process without a list takes the first GPU that it sees, so two of them would meet there.
 """
 
 from __future__ import annotations

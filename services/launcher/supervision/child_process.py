@@ -66,7 +66,7 @@ class ProcessSpec:
     death_signal: signal.Signals = signal.SIGKILL
     """What the kernel sends it when the launcher dies."""
     pass_fds: Sequence[int] = ()
-    """Descriptors of ours that it uses."""
+    """Descriptors of this process that it uses."""
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ def _is_lost(child: Child) -> bool:
 
 
 def _cause(child: Child, team: Sequence[Child]) -> Child:
-    """The one to be told of: one that lost a member of the team names none, and that may have ended with 0."""
+    """The one to report: one that lost a member of the team names none, and that may have ended with 0."""
     if not _is_lost(child):
         return child
     return next((other for other in team if other.exit_code is not None and not _is_lost(other)), child)

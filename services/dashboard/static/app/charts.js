@@ -80,7 +80,7 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
     if (details.open) fill();
   }
 
-  /** A drawing that nobody sees is made when somebody does: a long page then costs what its visible part costs. */
+  /** A drawing is made when it scrolls into view: a long page costs what its visible part costs. */
   function drawIfDue() {
     if (!isDue) return;
     isDue = false;
@@ -123,7 +123,7 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
 /** An explanation behind an icon: a button for the keyboard and for screen readers. */
 const info = (title, note) => el("details", { class: "info" }, el("summary", { "aria-label": `About ${title}`, title: note }, "i"), el("p", { class: "note" }, note));
 
-/** A click beside an open explanation, or Escape, closes it. */
+/** A click outside an open explanation, or Escape, closes it. */
 addEventListener("click", (event) => document.querySelectorAll("details.info[open]").forEach((one) => one.contains(event.target) || one.removeAttribute("open")));
 addEventListener("keydown", (event) => event.key === "Escape" && document.querySelectorAll("details.info[open]").forEach((one) => one.removeAttribute("open")));
 

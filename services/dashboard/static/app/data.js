@@ -5,7 +5,7 @@ const API = "api/v1/";
 
 /** The service wants a token, or another one. */
 export class TokenNeeded extends Error {}
-/** Nobody answers. */
+/** The service does not answer. */
 export class Disconnected extends Error {}
 /** The service answered that it cannot: the message is its own. */
 export class Refused extends Error {}
@@ -25,8 +25,8 @@ class Service {
   /** Names of the runs that the same service shows at ../NAME/. */
   runs = JSON.parse(document.querySelector('meta[name="bapo-runs"]')?.content ?? "[]");
 
-  /** The answer of an endpoint, of this run or of another of `runs`. Throws TokenNeeded, Disconnected or Refused. Without a token where one is needed nobody
-   * is asked: a browser writes every refused request on its console. */
+  /** The answer of an endpoint, of this run or of another of `runs`. Throws TokenNeeded, Disconnected or Refused. Without a token where one is needed no
+   * request is sent: a browser writes every refused request on its console. */
   async get(endpoint, query = {}, { signal, run = null } = {}) {
     const token = sessionStorage.getItem(TOKEN);
     if (this.needsToken && !token) throw new TokenNeeded("");
@@ -78,7 +78,7 @@ const SLOWEST_MS = 15000;
 /**
  * Poll while the tab is seen.
  *
- * tick(source) -> whether there is more to fetch immediately. It may throw; onState is told "live", "token", "disconnected",
+ * tick(source) -> whether there is more to fetch immediately. It may throw; onState is called with "live", "token", "disconnected",
  * "refused" or "exported", with the error. Returns {stop(), now()}.
  */
 export function follow(tick, onState) {

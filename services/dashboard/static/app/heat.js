@@ -41,7 +41,7 @@ export function tokenWords(response, i) {
   return `token ${i + 1} of ${response.num_tokens} \u201c${visibleToken(response.pieces[i])}\u201d: entropy ${value("entropy")} nats, ratio ${value("ratio", 4)}, ${clipped}, log \u03c0 ${value("logprobs")}, log \u03b1 ${value("rollout")} (${percent(Math.exp(response.rollout[i]))})`;
 }
 
-/** The text of a response; onToken(index or null) is told which token the pointer or the arrow keys are at. */
+/** The text of a response; onToken(index or null) is called with the token that the pointer or the arrow keys are at. */
 export function heatText(response, metric, onToken, label) {
   const { of } = METRICS[metric];
   const tokens = response.pieces.map((piece, i) =>
