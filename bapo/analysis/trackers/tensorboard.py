@@ -11,6 +11,8 @@ from bapo.analysis.trackers.base import TrackedRun, missing_package
 from bapo.config.tracking import TrackingConfig
 
 EVENTS = "events.out.tfevents.*"
+FLUSH_S = 1
+"""Seconds until a number is in the file. The writer's own `flush` does not wait for its queue."""
 
 
 class TensorBoard:
@@ -21,12 +23,11 @@ class TensorBoard:
 
         for old in run.folder.glob(EVENTS):
             old.unlink()
-        self._writer = SummaryWriter(str(run.folder))
+        self._writer = SummaryWriter(str(run.folder), flush_secs=FLUSH_S)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, walltime=values.get("time"))
-        self._writer.flush()
 
     def close(self, *, is_complete: bool) -> None:
         self._writer.close()
