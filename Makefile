@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # GPU=1 installs CUDA builds instead of the CPU ones.
 REQUIREMENTS := $(if $(GPU),requirements/gpu.txt,requirements/torch-cpu.txt requirements/cpu.txt)
 
-.PHONY: setup demo test test-full lint types contracts check base-model monitoring clean help
+.PHONY: setup demo test test-full lint types contracts check base-model monitoring docs clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -52,6 +52,16 @@ types: setup ## mypy --strict on everything but tests and benchmarks
 
 contracts: setup ## who may import whom
 	$(BIN)/lint-imports
+
+# The site is made of the Markdown where it lies: mkdocs wants its pages below one folder.
+DOCS_ENV := .venv-docs
+docs: ## build the pages as a searchable site in site/
+	@test -x $(DOCS_ENV)/bin/mkdocs || { $(PYTHON) -m venv $(DOCS_ENV); \
+		echo "installing requirements/docs.txt"; $(DOCS_ENV)/bin/pip install --quiet -r requirements/docs.txt; }
+	@rm -rf .mkdocs && mkdir .mkdocs
+	@git ls-files -co --exclude-standard -- '*.md' docs/images deploy/configs deploy/examples examples LICENSE CITATION.cff \
+		| xargs cp --parents -t .mkdocs
+	$(DOCS_ENV)/bin/mkdocs build --strict --quiet
 
 check: lint types contracts test ## before a commit
 

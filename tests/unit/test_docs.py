@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from bapo.cli.app import app
+from bapo.cli.document import document
 from bapo.config.layers import preset_names
 from bapo.tasks.base import make_prompt
 from bapo.tasks.registry import load_task
@@ -23,7 +24,7 @@ from bapo.tasks.rewards import load_reward
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -44,7 +45,7 @@ def bapo_lines(page: Path) -> list[str]:
     """What a reader types after `bapo`, without prompt signs, variables and comments."""
     indented = re.findall(r"^ {4}( *\S.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     lines = re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks(page, "", "sh") + indented)).splitlines()
-    found = [re.match(r"(?:\$ )?(?:\w+=\S+ )*bapo (.*)", re.split(r"\s{2,}#? ?", line)[0]) for line in lines]
+    found = [re.match(r"(?:\$ )?(?:\w+=\S+ )*bapo (.*)", re.split(r"\s{2,}#? ?| > ", line)[0]) for line in lines]
     return [match[1] for match in found if match]
 
 
@@ -76,6 +77,24 @@ def test_examples_are_valid(page: Path) -> None:
         ast.parse(text)
     for text in blocks(page, "toml"):
         tomllib.loads(text)
+
+
+def test_the_page_of_commands_is_current() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == document(), "run python -m bapo.cli.document"
+
+
+@pytest.mark.parametrize("text", blocks(ROOT / "docs" / "api.md", "python"), ids=lambda text: text.split("\n")[0])
+def test_examples_of_the_api_run(text: str) -> None:
+    exec(compile(text, "docs/api.md", "exec"), {})
+
+
+def test_numbers_of_the_readme_are_those_of_the_results() -> None:
+    """Each number with an interval or a decimal point in its table is in docs/results.md or docs/buffer.md."""
+    table = (ROOT / "README.md").read_text().partition("| question | answer |")[2].partition("##")[0]
+    evidence = "".join((ROOT / "docs" / name).read_text() for name in ("results.md", "buffer.md", "reliability.md"))
+    numbers = re.findall(r"[+-]?\d+\.\d+(?: \[[^]]+\])?", table)
+    assert len(numbers) > 12
+    assert [number for number in numbers if number.lstrip("+") not in evidence] == []
 
 
 def test_rewards_and_tasks_of_the_pages_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
