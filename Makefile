@@ -61,7 +61,7 @@ docs: ## build the pages as a searchable site in site/
 	@rm -rf .mkdocs && mkdir .mkdocs
 	@git ls-files -co --exclude-standard -- '*.md' docs/images deploy/configs deploy/examples examples LICENSE CITATION.cff \
 		| xargs cp --parents -t .mkdocs
-	$(DOCS_ENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --strict
 
 check: lint types contracts test ## before a commit
 

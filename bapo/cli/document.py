@@ -23,7 +23,8 @@ INTRODUCTION = """\
 <!-- Made by `python -m bapo.cli.document` from bapo/cli: edit those. -->
 
 RUN is a run directory, such as `outputs/demo-001`, or `latest`. Commands that take a configuration take files, presets
-and overrides (`--learner.lr 1e-4`): [configuration.md](configuration.md). `bapo --install-completion` sets up your shell.
+and overrides (`--learner.lr 1e-4`): [configuration.md](configuration.md). `bapo --install-completion` sets up your
+shell.
 """
 EXIT_CODES = {
     0: "finished",
@@ -39,7 +40,7 @@ EXIT_CODES = {
 
 def document() -> str:
     """The page."""
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     context = click.Context(command, info_name="bapo")
     return "\n".join([INTRODUCTION, *_group(command, context), *_exit_codes()])
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bapo.cli.app import app
+from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 
 REWARDS = """
@@ -91,3 +92,17 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     assert isinstance(_run(tmp_path, "nothing", _rows("1")).exception, ConfigError)
     assert isinstance(_run(tmp_path, "exact", []).exception, ConfigError)
     assert isinstance(_run(tmp_path, "exact", _rows("1"), "--gold-format", "x").exception, ConfigError)
+
+
+def test_init_names_the_columns_that_the_reward_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "level": 1, "source": "x"}\n')
+    (tmp_path / "r.py").write_text("import bapo\n@bapo.reward\ndef score(completion, answer, level):\n    return 1.0\n")
+    arguments = ["init", "--model", "model", "--data", "train.jsonl", "--reward", "r.py:score"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    assert load_config(["run.toml"], []).task.options["extra_columns"] == ["level"]
+    assert "--columns level" in result.stdout

@@ -1,0 +1,57 @@
+"""The gallery of examples: every file loads, and grades what it should."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bapo.analysis.study.plan import read_study
+from bapo.config.load import load_config
+from bapo.tasks.base import make_prompt
+from bapo.tasks.registry import load_task
+from bapo.tasks.rewards import load_reward
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROW = {"numbers": [26, 72, 61], "target": 37, "answer": "<answer>(26+72)-61</answer>"}
+RIGHT, WRONG = "so <answer>26+72-61</answer>", "so <answer>26+72</answer>"
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [("own_reward/my_rewards.py:equation", 1.0, 0.0), ("multi_reward/my_rewards.py:weighted", 1.0, 0.2)],
+)
+def test_a_reward_of_the_gallery_grades(name: str, right: float, wrong: float) -> None:
+    reward, prompt = load_reward(f"{EXAMPLES}/{name}"), make_prompt("dataset", "26,72,61->37:", ROW)
+    assert reward(prompt, RIGHT) == pytest.approx(right)
+    assert reward(prompt, WRONG) == pytest.approx(wrong)
+
+
+def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES / "own_reward")
+    config = load_config(["run.toml"], [])
+    task = load_task(config.task.name, config.task.options)
+    assert (len(task.prompts("train")), len(task.prompts("test"))) == (1000, 200)
+    reward = load_reward(config.task.reward or "")
+    assert all(reward(prompt, task.gold(prompt) or "") == 1.0 for prompt in task.prompts("test"))
+
+
+def test_the_files_over_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(EXAMPLES / "multi_reward")
+    several = load_config(["../own_reward/run.toml", "run.toml"], [])
+    assert several.task.options["extra_columns"] == ["numbers", "target"]
+    monkeypatch.chdir(EXAMPLES / "own_task")
+    own = load_config(["../own_reward/run.toml", "run.toml"], ["--task.options", "{}"])
+    assert own.task.reward is None
+    task = load_task(own.task.name, own.task.options)
+    prompt = task.prompts("train")[0]
+    assert (prompt.text, task.reward(prompt, "<answer>30+2</answer>"), task.reward(prompt, "32")) == ("30,2->32:", 1, 0)
+
+
+def test_the_study_plans_two_methods_of_three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    assert [run.name for run in read_study(EXAMPLES / "study.toml").runs] == [
+        f"{method}-s{seed}" for seed in (1, 2, 3) for method in ("grpo", "bapo")
+    ]
