@@ -55,7 +55,7 @@ def test_a_cluster_is_refused_by_the_service_with_one_clear_message(ends: ExitSt
     code, message = refused(run, "--redis-url", node.url)
     assert code == 2
     assert f"ConfigError: buffer.redis_url {node.url} is a node of a Redis Cluster, whose failover forgets" in message
-    assert "name one primary that is no member of a Cluster" in message
+    assert "name one primary that is not a member of a Cluster" in message
 
 
 def test_a_replica_is_refused_and_says_whose_it_is(ends: ExitStack, tmp_path: Path) -> None:
