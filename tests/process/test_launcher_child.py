@@ -142,7 +142,7 @@ def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Ca
     child.process.wait()
     message = supervisor.explain(child).splitlines()
     assert message[0] == "part ended with exit code 3: cannot write x: No space left on device"
-    assert message[1].startswith("What to do: mend what is named (disk")
+    assert message[1].startswith("What to do: fix what the message names (disk")
     assert message[2] == f"Its log: {child.spec.log_path}"
 
 
@@ -151,7 +151,7 @@ def test_a_killed_child_is_told_from_one_that_gave_up(start: Callable[..., Child
     child.process.wait()
     message = supervisor.explain(child)
     assert message.startswith("part ended with signal SIGKILL: it printed nothing")
-    assert "out of memory" in message
+    assert "use less memory" in message
 
 
 # -- children end with their parents, however these end
