@@ -9,26 +9,13 @@ from typing import Annotated, Any
 import typer
 
 import bapo
-from bapo.cli import (
-    compare,
-    config,
-    env,
-    init,
-    logs,
-    monitor,
-    replay,
-    reward,
-    runs,
-    stop,
-    study,
-    tokens,
-    train,
-    up,
-    whatif,
-)
+from bapo.cli import config, env, reward, tokens
 from bapo.cli.arguments import TAKES_OVERRIDES
 from bapo.cli.buffer import app as buffer
 from bapo.cli.help import HELP, Command, Group, Panel
+from bapo.cli.recorded import compare, replay, whatif
+from bapo.cli.running import logs, monitor, runs, stop
+from bapo.cli.training import init, study, train, up
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
 

@@ -35,7 +35,7 @@ def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp
     assert "the verifier fell over" in output
 
 
-def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started: Start, tmp_path: Path) -> None:
+def test_a_running_run_can_be_scaled_but_not_started_a_second_time(started: Start, tmp_path: Path) -> None:
     process = started(train_arguments(tmp_path, num_steps=100_000))
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
@@ -44,7 +44,7 @@ def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started:
         started(["train", "--resume", str(run.path)]),
     )
     output, _ = scaled.communicate(timeout=60)
-    assert (scaled.returncode, "will have 2 rollout workers" in output) == (0, True), output
+    assert (scaled.returncode, "target is 2 rollout workers" in output) == (0, True), output
     output, _ = second.communicate(timeout=60)
     assert (second.returncode, "is already running in another process" in output) == (2, True), output
 

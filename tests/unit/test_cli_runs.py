@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bapo.cli.app import app
-from bapo.cli.runs import state_of
+from bapo.cli.running.runs import state_of
 from bapo.config.load import dump_toml, load_config
 from bapo.runtime.logs import LogFollower
 from bapo.runtime.run_directory.layout import RunDirectory

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from bapo.analysis.compare.tables import table_against
 from bapo.cli.app import app
 from bapo.cli.buffer import inspect
-from bapo.cli.compare import print_table
+from bapo.cli.recorded.compare import print_table
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.summary import summary
 from services.launcher.display.table import render

@@ -20,7 +20,7 @@ from bapo.cli.arguments import (
     say,
     split_tokens,
 )
-from bapo.cli.start import DEMO, DryRun, create_run, dry_run_of, refuse_empty, refuse_unnamed
+from bapo.cli.training.start import DEMO, DryRun, create_run, dry_run_of, refuse_empty, refuse_unnamed
 from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError

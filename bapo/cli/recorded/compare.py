@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bapo.analysis.compare.tables import Table
 from bapo.cli.arguments import run_path
-from bapo.cli.monitor import export_page
+from bapo.cli.running.monitor import export_page
 from bapo.core.errors import ConfigError
 from bapo.core.text import plain_lines
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -66,7 +66,7 @@ def compare(
     from bapo.analysis.compare.gather import gather, remarks
     from bapo.analysis.compare.page import as_markdown
     from bapo.analysis.compare.tables import all_tables
-    from bapo.cli.compare import print_table
+    from bapo.cli.recorded.compare import print_table
 
     compared = paired(gather(runs), against or ())
     tables = all_tables(compared, paper=paper)

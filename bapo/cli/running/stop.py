@@ -13,7 +13,7 @@ import psutil
 import typer
 
 from bapo.cli.arguments import Run, Yes, confirm, open_run, started_line, waiting
-from bapo.cli.runs import state_name
+from bapo.cli.running.runs import state_name
 from bapo.core.errors import ConfigError, DeadlineError
 from bapo.core.text import plain
 from bapo.runtime.run_directory.layout import RunDirectory

@@ -13,7 +13,7 @@ import typer
 
 from bapo.analysis.trackers.sender import send_run
 from bapo.cli.arguments import Run, RunOrLatest, Tokens, Yes, confirm, hand_over, load, open_run, started_line
-from bapo.cli.start import launch
+from bapo.cli.training.start import launch
 from bapo.config.load import load_resolved
 from bapo.config.tracking import TrackingConfig
 from bapo.core.errors import DeadlineError, UnavailableError

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import AUTO, Tokens, free_name, hand_over, load_named, run_path, split_tokens
-from bapo.cli.start import DryRun, create_run, dry_run_of, refuse_unnamed
+from bapo.cli.training.start import DryRun, create_run, dry_run_of, refuse_unnamed
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config, RunConfig
 from bapo.core.errors import ConfigError

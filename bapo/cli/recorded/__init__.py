@@ -1,0 +1,1 @@
+"""Commands that answer questions about recorded runs: compare, report, explain, simulate, replay."""

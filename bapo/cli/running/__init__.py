@@ -1,0 +1,1 @@
+"""Commands about runs: runs, status, watch, logs, scale, stop, view, track, doctor."""

@@ -1,0 +1,1 @@
+"""Commands that configure and start: init, train, up, create, eval, study."""
