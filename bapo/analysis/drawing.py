@@ -14,9 +14,9 @@ else:
     Axes = Figure = Any
 
 INK = "#010203"
-COLOURS = {"x1": "#3b82f6", "x2": "#f59e0b", "x3": "#22a06b"}
+COLOURS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
 RED = "#ef4444"
-LINE_COLOURS = ("#3b82f6", "#f59e0b", "#22a06b", "#a855f7", "#ec4899", "#0ea5b7", "#84703c", "#7c8694")
+LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#a855f7", "#ec4899", "#0ea5b7", "#84703c", "#7c8694")
 LINE_STYLES = ("-", "--", ":", "-.")
 PNG_DPI = 160
 
