@@ -7,7 +7,6 @@ import { METRICS, heatText, legend, plainText, tokenWords } from "bapo/app/heat.
 import { visible } from "bapo/app/visible.js";
 
 const MORE = 4;
-const HINT = "Point at a token, or use the arrow keys, to see its numbers.";
 const KINDS = { fresh: "fresh group", reevaluated: "re-evaluated group", reused: "reused group" };
 
 function mount(root, shell, here) {
@@ -77,7 +76,7 @@ function mount(root, shell, here) {
   }
 
   const textAlone = (answer) =>
-    el("p", { class: "soft", id: "text-alone" }, `Their text is kept, but no numbers of tokens: ${answer.why_no_tokens}. j and k go from response to response.`);
+    el("p", { class: "soft", id: "text-alone" }, `Texts without numbers per token: ${answer.why_no_tokens}. j and k go from response to response.`);
 
   function controls(paint) {
     const place_of_legend = el("div", {}, legend(metric));
@@ -89,20 +88,20 @@ function mount(root, shell, here) {
           place_of_legend.replaceChildren(legend(metric));
           paint();
         } }), ` ${title}`));
-    return el("fieldset", { class: "controls" }, el("legend", {}, "Colour of tokens"), radios, place_of_legend,
-      el("p", { class: "soft" }, "j and k go from response to response; inside one the arrow keys go from token to token."));
+    return el("fieldset", { class: "controls" }, el("legend", {}, "Token color"), radios, place_of_legend,
+      el("p", { class: "soft" }, "Point at a token to see its numbers. By keyboard: j and k go from response to response, the arrow keys from token to token."));
   }
 
   function responseCard(answer, response) {
     const isRight = response.reward >= 1;
     const number = response.row;
     const isTextAlone = response.rollout === null;
-    const readout = isTextAlone ? null : el("p", { class: "readout", "aria-live": "polite" }, HINT);
+    const readout = isTextAlone ? null : el("p", { class: "readout", "aria-live": "polite" });
     const holder = el("div", {});
     const rest = isTextAlone ? "the rest of the text is" : `${count(response.num_tokens - response.pieces.length)} tokens are`;
     const element = el("section", { class: "card response", id: `response-${number}`, "aria-labelledby": `response-${number}-title` },
       el("h2", { id: `response-${number}-title` }, el("a", { href: shell.linkTo("group", [id], { step: answer.step, response: number }) }, `Response ${number}`), " ",
-        el("span", { class: `tag ${isRight ? "good" : response.reward > 0 ? "warn" : "bad"}` }, isRight ? "right" : response.reward > 0 ? "partly right" : "wrong")),
+        el("span", { class: `tag ${isRight ? "good" : response.reward > 0 ? "warn" : "bad"}` }, isRight ? "correct" : response.reward > 0 ? "partly correct" : "incorrect")),
       el("dl", { class: "facts" },
         el("dt", {}, "Reward"), el("dd", { class: "reward" }, decimal(response.reward)),
         el("dt", {}, "Advantage"), el("dd", { class: "advantage" }, decimal(response.advantage)),
@@ -116,7 +115,7 @@ function mount(root, shell, here) {
       element,
       paint() {
         if (isTextAlone) return holder.replaceChildren(plainText(response, `Response ${number}`));
-        const onToken = (i) => { readout.textContent = i === null ? HINT : tokenWords(response, i); };
+        const onToken = (i) => { readout.textContent = i === null ? "" : tokenWords(response, i); };
         holder.replaceChildren(heatText(response, metric, onToken, `Response ${number}, tokens`));
       },
       text: () => holder.firstElementChild,

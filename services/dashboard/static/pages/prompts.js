@@ -90,7 +90,7 @@ function mount(root, shell, here) {
     const cell = query.first !== null || query.last !== null;
     const k = (value) => (value === null ? DASH : `${value} of ${size}`);
     results.replaceChildren(
-      el("p", { role: "status" }, plural(answer.total, "prompt"), cell ? ` that had ${query.first ?? "any number"} of ${size} right at the first fresh visit and ${query.last ?? "any number"} at the last${query.until ? ` up to step ${query.until}` : ""}. ` : ". ",
+      el("p", { role: "status" }, plural(answer.total, "prompt"), cell ? ` that had ${query.first ?? "any number"} of ${size} correct at the first fresh visit and ${query.last ?? "any number"} at the last${query.until ? ` up to step ${query.until}` : ""}. ` : ". ",
         cell ? el("a", { href: shell.linkTo("prompts") }, "All prompts") : ""),
       query.table && answer.differs ? el("p", { class: "notice" }, `What is in the buffers is not known: ${answer.differs}.`) : "",
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Prompts" }, table({
