@@ -114,8 +114,14 @@ def read_stray(process: subprocess.Popen[str]) -> psutil.Process:
 
 @pytest.mark.parametrize(("end_of_command", "code"), [("sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
 def test_a_guard_ends_as_its_command_and_leaves_no_stray(end_of_command: str, code: int) -> None:
-    with subprocess.Popen([*GUARDED, STRAY + end_of_command], stdout=subprocess.PIPE, text=True) as guarded:
+    waiting = (
+        STRAY + "sys.stdin.readline()\n" + end_of_command
+    )  # until the stray has been found: it ends with the command
+    with subprocess.Popen([*GUARDED, waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as guarded:
         stray = read_stray(guarded)
+        assert guarded.stdin is not None
+        guarded.stdin.write("\n")
+        guarded.stdin.flush()
         assert guarded.wait(timeout=60) == code
     assert has_ended(stray)
 
