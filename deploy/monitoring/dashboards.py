@@ -12,6 +12,10 @@ UIDS = {
 }  # fmt: skip
 
 
+PROCESSES_UP = 'min by (run, process) (up{process!="",run=~"$run|"})'
+"""In Compose targets have no label `run`."""
+
+
 def newest(name: str, *labels: str) -> str:
     """A gauge that several instances of a service may show: they show the same."""
     return f"max by ({', '.join(('run', *labels))}) ({name})"
@@ -38,11 +42,11 @@ def links_to(*titles: str) -> tuple[tuple[str, str], ...]:
 
 
 OVERVIEW = Row("Overview", (
-    Panel(kind="stat", title="Step", help="Step that the learner finished last, what the buffer knows of it, and T.",
-          width=3, height=5, queries=(
-        Query(newest("bapo_learner_step"), "{{run}}"),
-        Query(newest("bapo_run_committed_steps"), "committed of {{run}}"),
-        Query(newest("bapo_run_target_steps"), "T of {{run}}"))),
+    Panel(kind="stat", title="Step", help="Step that the learner finished last.",
+          width=3, height=5, queries=(Query(newest("bapo_learner_step"), "{{run}}"),)),
+    Panel(kind="stat", title="Progress", help="Committed steps as a share of run.num_steps.", width=3, height=5,
+          unit="percentunit", queries=(Query(
+        f"{newest('bapo_run_committed_steps')} / {newest('bapo_run_target_steps')}", "{{run}}"),)),
     Panel(kind="stat", title="Steps per hour", help="Of the last five minutes.", width=3, height=5, decimals=1,
           queries=(Query("sum by (run) (rate(bapo_learner_steps_total[5m])) * 3600", "{{run}}"),)),
     Panel(kind="stat", title="Time since the last step", help="A learner that is stuck does not move this back to 0.",
@@ -59,8 +63,6 @@ OVERVIEW = Row("Overview", (
           height=5, unit="percentunit", queries=(Query(
         'sum by (run) (rate(bapo_learner_phase_seconds_sum{phase="wait_batch"}[5m])) '
         '/ sum by (run) (rate(bapo_learner_phase_seconds_sum{phase="step"}[5m]))', "{{run}}"),)),
-    Panel(kind="stat", title="Policy version", help="Newest version that was published.", width=3, height=5,
-          queries=(Query(newest("bapo_learner_policy_version"), "{{run}}"),)),
     Panel(kind="table", title="Runs", help="What each run is.", width=16, height=5, queries=(
         Query("max by (run, preset, algorithm, model, task, engine) (bapo_run_info)"),)),
     Panel(kind="alertlist", title="Alerts", help="Firing now; what to do: BAPO / Runbook.",
@@ -68,12 +70,13 @@ OVERVIEW = Row("Overview", (
 ))  # fmt: skip
 
 BATCH = Row("Batch composition", (
-    Panel(title="Batch composition", help="X1 + X2 + X3, under the capacity B.", stack=True, lowest=0, queries=(
+    Panel(title="Batch composition", axis="groups",
+          help="X1 + X2 + X3, under the capacity B.", stack=True, lowest=0, queries=(
         Query(newest("bapo_batch_groups", "origin"), "{{origin}}"), Query(newest("bapo_batch_capacity_groups"), "B")),
         lines_over=("B",)),
-    Panel(title="Groups trained per minute", help="By origin.", stack=True, lowest=0, queries=(
+    Panel(title="Groups trained per minute", axis="groups/min", help="By origin.", stack=True, lowest=0, queries=(
         Query(per_minute("bapo_batch_trained_groups_total", "origin"), "{{origin}}"),)),
-    Panel(title="Groups filtered out per minute",
+    Panel(title="Groups filtered out per minute", axis="groups/min",
           help="Fresh groups that trained in no batch, by reason.", stack=True, lowest=0,
           queries=(Query(per_minute("bapo_batch_filtered_groups_total", "reason") + " > 0", "{{reason}}"),)),
     Panel(title="Batch fill ratio", help="The paper has 0.7 to 1.", unit="percentunit", lowest=0, highest=1,
@@ -81,12 +84,14 @@ BATCH = Row("Batch composition", (
 ))  # fmt: skip
 
 BUFFERS = Row("Buffers", (
-    Panel(title="Buffer size and limit", help="Groups or prompts in each table.", lowest=0, queries=(
+    Panel(title="Buffer size and limit", axis="entries", help="Groups or prompts in each table.", lowest=0, queries=(
         Query(newest("bapo_buffer_groups", "table"), "{{table}}"),
         Query(newest("bapo_buffer_capacity_groups", "table"), "limit of {{table}}"))),
-    Panel(title="Insertions per minute", help="Entries added to B_bad and B_high.", lowest=0, queries=(
+    Panel(title="Insertions per minute", axis="entries/min",
+          help="Entries added to B_bad and B_high.", lowest=0, queries=(
         Query(per_minute("bapo_buffer_inserted_total", "table"), "{{table}}"),)),
-    Panel(title="Evictions per minute", help="improved: trained as X2; solved: nothing to learn; expired: older than S "
+    Panel(title="Evictions per minute", axis="entries/min",
+          help="improved: trained as X2; solved: nothing to learn; expired: older than S "
           "steps; replaced: by a newer entry of the prompt; full: no room.", stack=True, lowest=0, queries=(
         Query(per_minute("bapo_buffer_evicted_total", "table", "reason") + " > 0", "{{table}} {{reason}}"),)),
     Panel(kind="heatmap", title="Age of reused groups", help="Steps from sampling to training of X3.", width=12,
@@ -96,32 +101,37 @@ BUFFERS = Row("Buffers", (
 ))  # fmt: skip
 
 DIFFICULTY = Row("Difficulty", (
-    Panel(title="Fresh groups by correct responses", help="Correct responses of G, in the last step.", stack=True,
+    Panel(title="Fresh groups by correct responses", axis="groups",
+          help="Correct responses of G, in the last step.", stack=True,
           lowest=0, queries=(
         Query('max by (bin) (bapo_group_accuracy_groups{purpose="fresh"})', "{{bin}} correct"),)),
     Panel(title="Thresholds and r_tot", help="c1, and the window c2 to c3 of eq. 8 that follows r_tot.",
           unit="percentunit", lowest=0, highest=1, queries=(
         Query(newest("bapo_threshold_ratio", "name"), "{{name}}"),
         Query(newest("bapo_reward_global_mean_ratio"), "r_tot"))),
-    Panel(title="Unsolved and newly solved prompts",
+    Panel(title="Unsolved and newly solved prompts", axis="prompts",
           help="Without a correct response so far; with their first one after "
           "an all-incorrect group.", lowest=0, queries=(
         Query(newest("bapo_prompts_unsolved"), "unsolved"),
         Query("sum by (purpose) (bapo_prompts_rescued_total)", "newly solved, {{purpose}}"))),
-    Panel(title="Re-evaluated groups by correct responses", help="Re-evaluated groups of the last step.", stack=True,
+    Panel(title="Re-evaluated groups by correct responses", axis="groups",
+          help="Re-evaluated groups of the last step.", stack=True,
           lowest=0, queries=(
         Query('max by (bin) (bapo_group_accuracy_groups{purpose="reevaluate"})', "{{bin}} correct"),)),
-    Panel(title="Response length", help="Median and 95th percentile of fresh responses.", lowest=0, queries=(
+    Panel(title="Response length", axis="tokens",
+          help="Median and 95th percentile of fresh responses.", lowest=0, queries=(
         Query('histogram_quantile(0.5, sum by (le) (rate(bapo_rollout_response_tokens_bucket{purpose="fresh"}[5m])))',
               "median"),
         Query('histogram_quantile(0.95, sum by (le) (rate(bapo_rollout_response_tokens_bucket{purpose="fresh"}[5m])))',
               "95 %"))),
-    Panel(title="Truncated responses per minute", help="Responses that the length limit ended.", lowest=0, queries=(
+    Panel(title="Truncated responses per minute", axis="responses/min",
+          help="Responses that the length limit ended.", lowest=0, queries=(
         Query(per_minute("bapo_rollout_truncated_total", "purpose"), "{{purpose}}"),)),
 ))  # fmt: skip
 
 REEVALUATION = Row("Re-evaluation", (
-    Panel(title="Outcome of re-evaluation per minute", help="improved: trains as X2; solved: leaves B_bad.", stack=True,
+    Panel(title="Outcome of re-evaluation per minute", axis="prompts/min",
+          help="improved: trains as X2; solved: leaves B_bad.", stack=True,
           lowest=0, queries=(
         Query(per_minute("bapo_reevaluation_prompts_total", "outcome") + " > 0", "{{outcome}}"),)),
     Panel(title="Duration of a re-evaluation round",
@@ -132,9 +142,10 @@ REEVALUATION = Row("Re-evaluation", (
           unit="percentunit", lowest=0, queries=(
         Query('sum by (run) (rate(bapo_rollout_tokens_total{purpose="reevaluate"}[5m])) '
               '/ sum by (run) (rate(bapo_rollout_tokens_total{purpose=~"fresh|reevaluate"}[5m]))', "{{run}}"),)),
-    Panel(title="Re-evaluation rounds", help="So far; empty: B_bad had no prompt.", lowest=0, width=12, queries=(
+    Panel(title="Re-evaluation rounds", axis="rounds",
+          help="So far; empty: B_bad had no prompt.", lowest=0, width=12, queries=(
         Query("sum by (outcome) (bapo_reevaluation_rounds_total)", "{{outcome}}"),)),
-    Panel(title="Lag of re-evaluation",
+    Panel(title="Lag of re-evaluation", axis="steps",
           help="Steps since the oldest unanswered round.", lowest=0, soft_highest=5, width=12, queries=(
         Query(newest("bapo_reevaluation_lag_steps"), "{{run}}"),)),
 ))  # fmt: skip
@@ -142,7 +153,8 @@ REEVALUATION = Row("Re-evaluation", (
 OFF_POLICYNESS = Row("Off-policy drift", (
     Panel(kind="heatmap", title="Staleness", help="Step minus policy version of the groups that train.",
           queries=(Query(buckets("bapo_learner_staleness_steps"), "{{le}}"),)),
-    Panel(title="Maximum staleness of the batch", help="In steps. X1: at most v - 1 + max_steps_ahead.", lowest=0,
+    Panel(title="Maximum staleness of the batch", axis="steps",
+          help="In steps. X1: at most v - 1 + max_steps_ahead.", lowest=0,
           soft_highest=5, queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
@@ -150,35 +162,38 @@ OFF_POLICYNESS = Row("Off-policy drift", (
           queries=(Query(buckets("bapo_learner_importance_ratio"), "{{le}}"),)),
     Panel(title="Total variation", help="Of pi_theta_t and alpha, per token.", unit="percentunit", lowest=0, queries=(
         Query('max by (origin) (bapo_learner_tv_distance_ratio{kind="token"})', "{{origin}}"),)),
-    Panel(title="Theorem 3.2: bound", help="Estimated improvement; vacuous at or below 0.", queries=(
+    Panel(title="Theorem 3.2: bound", axis="reward", help="Estimated improvement; vacuous at or below 0.", queries=(
         Query("max by (origin, form) (bapo_learner_improvement_bound)", "{{origin}} {{form}}"),)),
-    Panel(title="Theorem 3.2: penalties", help="K times total variation, and total variation.", queries=(
+    Panel(title="Theorem 3.2: penalties", axis="reward",
+          help="K times total variation, and total variation.", queries=(
         Query("max by (origin, of) (bapo_learner_improvement_penalty)", "{{origin}} {{of}}"),)),
     Panel(title="Effective sample size", help="As a share of the responses.", unit="percentunit", lowest=0,
           highest=1, queries=(Query('max by (origin) (bapo_learner_ess_ratio{level="sequence"})', "{{origin}}"),)),
-    Panel(title="KL to alpha", help="Per response.", unit="short", lowest=0, queries=(
+    Panel(title="KL to alpha", axis="nats per response", help="Per response.", unit="short", lowest=0, queries=(
         Query("max by (origin, direction) (bapo_learner_kl_nats)", "{{origin}} {{direction}}"),)),
-    Panel(title="Engine and learner mismatch",
+    Panel(title="Engine and learner mismatch", axis="nats per token",
           help="KL per token under the same weights: only groups without staleness.",
           lowest=0, queries=(Query("max by (run) (bapo_learner_mismatch_kl_nats)", "{{run}}"),)),
-    Panel(title="Largest ratio of a token", help="pi_theta_t / alpha.", width=12, lowest=0, queries=(
+    Panel(title="Largest ratio of a token", axis="ratio", help="pi_theta_t / alpha.", width=12, lowest=0, queries=(
         Query("max by (origin) (bapo_learner_importance_ratio_max)", "{{origin}}"),)),
-    Panel(title="K_1, K_2, K_3", help="Stability constants of theorem 3.2.", width=12, lowest=0, queries=(
+    Panel(title="K_1, K_2, K_3", axis="constant",
+          help="Stability constants of theorem 3.2.", width=12, lowest=0, queries=(
         Query("max by (origin) (bapo_learner_stability_constant)", "{{origin}}"),)),
 ))  # fmt: skip
 
-OPTIMISATION = Row("Optimisation", (
-    Panel(title="Loss", help="Mean over the step's mini-batches.", queries=(
+OPTIMISATION = Row("Optimization", (
+    Panel(title="Loss", axis="loss", help="Mean over the step's mini-batches.", queries=(
         Query(newest("bapo_learner_loss"), "{{run}}"),)),
-    Panel(title="Gradient norm", help="Before clipping.", lowest=0, queries=(
+    Panel(title="Gradient norm", axis="L2 norm", help="Before clipping.", lowest=0, queries=(
         Query(newest("bapo_learner_grad_norm"), "{{run}}"),)),
-    Panel(title="Entropy", help="Mean over tokens, nats.", lowest=0, queries=(
+    Panel(title="Entropy", axis="nats per token", help="Mean over tokens, nats.", lowest=0, queries=(
         Query(newest("bapo_learner_entropy_nats"), "{{run}}"),)),
     Panel(title="Clipped tokens", help="Share of the tokens that were computed.", unit="percentunit", lowest=0,
           queries=(Query(newest("bapo_learner_clip_ratio"), "{{run}}"),)),
-    Panel(title="KL of the loss", help="Per token, to what the KL term is anchored to.", queries=(
+    Panel(title="KL of the loss", axis="nats per token",
+          help="Per token, to what the KL term is anchored to.", queries=(
         Query(newest("bapo_learner_kl_penalty_nats"), "{{run}}"),)),
-    Panel(title="Learning rate", help="Of the step.", unit="sci", lowest=0, queries=(
+    Panel(title="Learning rate", axis="learning rate", help="Of the step.", unit="sci", lowest=0, queries=(
         Query(newest("bapo_learner_learning_rate"), "{{run}}"),)),
 ))  # fmt: skip
 
@@ -187,14 +202,15 @@ EVALUATION = Row("Evaluation", (
         Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
     Panel(title="pass@k", help="Prompts with a correct response among k.", unit="percentunit", lowest=0, queries=(
         Query(newest("bapo_eval_passk_ratio", "split", "k"), "{{split}} pass@{{k}}"),)),
-    Panel(title="Evaluated version", help="Policy version of the newest measurement.", queries=(
+    Panel(title="Evaluated version", axis="policy version",
+          help="Policy version of the newest measurement.", queries=(
         Query(newest("bapo_eval_policy_version", "split"), "{{split}}"),)),
 ))  # fmt: skip
 
 RUN = Dashboard(
     uid="bapo-run",
     title="BAPO / Run",
-    help="Batch composition, buffers, off-policy drift, optimisation and results. Generated: "
+    help="Batch composition, buffers, off-policy drift, optimization and results. Generated: "
     "python -m deploy.monitoring",
     rows=first_open(OVERVIEW, BATCH, BUFFERS, DIFFICULTY, REEVALUATION, OFF_POLICYNESS, OPTIMISATION, EVALUATION),
     links=links_to("System", "Compute ledger"),
@@ -206,30 +222,32 @@ WAITS = Row("Bottleneck", (
           "bottleneck; update: the learner is.", unit="s", stack=True, lowest=0, queries=(Query(
         'sum by (phase) (rate(bapo_learner_phase_seconds_sum{phase!="step"}[5m])) '
         "/ scalar(sum(rate(bapo_learner_steps_total[5m])))", "{{phase}}"),)),
-    Panel(title="Requests", help="queued: workers are busy; leased: they are being sampled.", lowest=0,
+    Panel(title="Requests", axis="requests",
+          help="queued: workers are busy; leased: they are being sampled.", lowest=0,
           queries=(Query(newest("bapo_buffer_requests", "purpose", "state"), "{{purpose}} {{state}}"),)),
-    Panel(title="Stalled for", help="Seconds without any progress of the run.", unit="s", lowest=0,
-          queries=(Query(newest("bapo_stalled_seconds"), "{{run}}"),)),
+    Panel(title="Time without progress", help="Seconds without any progress of the run.", unit="s", lowest=0,
+          soft_highest=60, queries=(Query(newest("bapo_stalled_seconds"), "{{run}}"),)),
 ))  # fmt: skip
 
 WORKERS = Row("Rollout workers", (
-    Panel(title="Policy version per worker",
+    Panel(title="Policy version per worker", axis="policy version",
           help="Compared with the version that the learner published last.", queries=(
         Query("max by (worker) (bapo_rollout_policy_version)", "{{worker}}"),
         Query(newest("bapo_learner_policy_version"), "published"))),
-    Panel(title="Groups in flight", help="Being sampled or graded.", lowest=0, queries=(
+    Panel(title="Groups in flight", axis="groups", help="Being sampled or graded.", lowest=0, queries=(
         Query("max by (worker) (bapo_rollout_inflight_groups)", "{{worker}}"),)),
-    Panel(title="Tokens per second per worker", help="Over 10 s.", lowest=0, stack=True, queries=(
+    Panel(title="Tokens per second per worker", axis="tokens/s", help="Over 10 s.", lowest=0, stack=True, queries=(
         Query("max by (worker) (bapo_rollout_worker_tokens_per_second)", "{{worker}}"),)),
-    Panel(title="Workers", help="By state.", lowest=0, stack=True, queries=(
+    Panel(title="Workers", axis="workers", help="By state.", lowest=0, stack=True, queries=(
         Query("sum by (state) (bapo_rollout_workers)", "{{state}}"),)),
     Panel(title="Seconds per group", help="From claim to last token: median and 95th percentile.", unit="s", lowest=0,
           queries=tuple(Query(
         f"histogram_quantile({share}, sum by (le, purpose) (rate(bapo_rollout_group_seconds_bucket[5m])))",
         f"{{{{purpose}}}} {word}") for share, word in ((0.5, "median"), (0.95, "95 %")))),
-    Panel(title="Groups per minute", help="By the buffer's answer.", lowest=0, queries=(
+    Panel(title="Groups per minute", axis="groups/min", help="By the buffer's answer.", lowest=0, queries=(
         Query(per_minute("bapo_rollout_groups_total", "purpose", "outcome"), "{{purpose}} {{outcome}}"),)),
-    Panel(title="Responses in the engine", help="running: in the current batch; waiting: no room in the cache.",
+    Panel(title="Responses in the engine", axis="responses",
+          help="running: in the current batch; waiting: no room in the cache.",
           lowest=0, width=12, queries=(
         Query("max by (worker, state) (bapo_rollout_engine_responses)", "{{worker}} {{state}}"),)),
     Panel(title="KV cache usage", help="Near 1 with responses that wait: fewer of them fit than "
@@ -238,12 +256,13 @@ WORKERS = Row("Rollout workers", (
     Panel(kind="state-timeline", title="Workers sampling", help="Of each worker, over time.", width=12, height=5,
           states=("not sampling", "sampling"), queries=(
         Query("max by (worker) (bapo_rollout_worker_up)", "{{worker}}"),)),
-    Panel(title="Worker restarts", help="So far.", lowest=0, width=12, height=5, queries=(
+    Panel(title="Worker restarts", axis="restarts", help="So far.", lowest=0, width=12, height=5, queries=(
         Query("sum by (run) (bapo_rollout_worker_restarts_total)", "{{run}}"),)),
 ))  # fmt: skip
 
-AUTOSCALING = Row("Autoscaling", (
-    Panel(title="Workers: desired, needed, ready", help="What the rule wants, what the rates ask for, what there is.",
+AUTOSCALING = Row("Autoscaling", tuple(replace(panel, without_data="autoscaling.actuator is off") for panel in (
+    Panel(title="Workers: desired, needed, ready", axis="workers",
+          help="What the rule wants, what the rates ask for, what there is.",
           lowest=0, queries=(
         Query("max by (run) (bapo_rollout_desired_workers)", "desired"),
         Query("max by (run) (bapo_rollout_needed_workers)", "needed"),
@@ -255,18 +274,20 @@ AUTOSCALING = Row("Autoscaling", (
           unit="percentunit", lowest=0, highest=1, queries=(
         Query("max by (run) (bapo_rollout_learner_wait_ratio)", "learner"),
         Query("max by (run) (bapo_rollout_idle_ratio)", "workers"))),
-    Panel(title="Fresh groups per second", help="Taken by a learner that does not wait; made by one busy worker.",
+    Panel(title="Fresh groups per second", axis="groups/s",
+          help="Taken by a learner that does not wait; made by one busy worker.",
           lowest=0, queries=(
         Query("max by (run) (bapo_rollout_consume_rate)", "learner"),
         Query("max by (run) (bapo_rollout_produce_rate)", "one worker"))),
-    Panel(title="Batches ready", help="Fresh groups that wait for the learner, over B.", lowest=0, queries=(
+    Panel(title="Batches ready", axis="batches",
+          help="Fresh groups that wait for the learner, over B.", lowest=0, queries=(
         Query("max by (run) (bapo_rollout_ready_batches)", "{{run}}"),)),
-    Panel(title="Worker lag",
+    Panel(title="Worker lag", axis="steps",
           help="Versions that the oldest ready worker lags, and the share of pushes dropped as stale.",
           lowest=0, soft_highest=5, queries=(
         Query("max by (run) (bapo_rollout_version_lag_steps)", "lag in steps"),
         Query("max by (run) (bapo_rollout_stale_ratio)", "share dropped as stale"))),
-))  # fmt: skip
+)))  # fmt: skip
 
 WEIGHTS = Row("Weight updates", (
     Panel(title="Duration by phase", help="gather, write, send by the learner; fleet: all workers, of send.", unit="s",
@@ -274,18 +295,20 @@ WEIGHTS = Row("Weight updates", (
                                    "/ sum by (phase) (rate(bapo_sync_duration_seconds_count[5m]))", "{{phase}}"),)),
     Panel(title="Bytes per second", help="Weights that workers loaded.", unit="Bps", lowest=0, queries=(
         Query("sum by (run) (rate(bapo_sync_bytes_total[$__rate_interval]))", "{{run}}"),)),
-    Panel(title="Failures", help="Workers that failed to load an update, so far: each is replaced.", lowest=0, queries=(
+    Panel(title="Failures", axis="failed updates",
+          help="Workers that failed to load an update, so far: each is replaced.", lowest=0, queries=(
         Query("sum by (run) (bapo_sync_failures_total)", "{{run}}"),)),
 ))  # fmt: skip
 
 VERIFIERS = Row("Reward functions", (
-    Panel(title="Graded responses per minute", help="error, timeout and killed are never counted as incorrect.",
+    Panel(title="Graded responses per minute", axis="responses/min",
+          help="error, timeout and killed are never counted as incorrect.",
           stack=True, lowest=0, queries=(
         Query(per_minute("bapo_verifier_results_total", "outcome") + " > 0", "{{outcome}}"),)),
     Panel(title="Seconds per group", help="Median and 95th percentile.", unit="s", lowest=0, queries=tuple(Query(
         f"histogram_quantile({share}, sum by (le, task) (rate(bapo_verifier_seconds_bucket[5m])))",
         f"{{{{task}}}} {word}") for share, word in ((0.5, "median"), (0.95, "95 %")))),
-    Panel(title="Failed groups", help="So far, by reason; each is sampled again up to a limit.",
+    Panel(title="Failed groups", axis="groups", help="So far, by reason; each is sampled again up to a limit.",
           lowest=0, queries=(
         Query('sum by (reason) (bapo_buffer_failed_groups_total) or label_replace(vector(0), "reason", "none", "", "")',
               "{{reason}}"),)),
@@ -299,7 +322,7 @@ BUFFER = Row("Buffer API and Redis", (
           help="By operation; calls that wait on purpose are excluded.", unit="s", lowest=0,
           queries=(Query("histogram_quantile(0.95, sum by (operation, le) "
                          "(rate(bapo_buffer_operation_seconds_bucket[5m]))) > 0", "{{operation}}"),)),
-    Panel(title="Pushed groups per minute", help="By result.", lowest=0, queries=(
+    Panel(title="Pushed groups per minute", axis="groups/min", help="By result.", lowest=0, queries=(
         Query(per_minute("bapo_buffer_ingested_groups_total", "result"), "{{result}}"),)),
     Panel(title="Redis memory", help="Of the whole Redis, and of the groups in it.", unit="bytes", lowest=0, queries=(
         Query(newest("bapo_buffer_redis_memory_bytes"), "used"),
@@ -309,28 +332,30 @@ BUFFER = Row("Buffer API and Redis", (
           queries=(
         Query("min by (run) (bapo_buffer_redis_up)", "reachable"),
         Query("min by (run) (bapo_buffer_redis_persistent)", "persistent"))),
-    Panel(title="Errors", help="Redis calls that failed, and requests that were refused, so far.", lowest=0, queries=(
+    Panel(title="Errors", axis="errors",
+          help="Redis calls that failed, and requests that were refused, so far.", lowest=0, queries=(
         Query("sum by (run) (bapo_buffer_redis_errors_total)", "redis"),
         Query("sum by (reason) (bapo_refused_requests_total) > 0", "refused: {{reason}}"))),
 ))  # fmt: skip
 
 PROCESSES = Row("Processes", (
-    Panel(kind="state-timeline", title="Processes up", help="Prometheus reaches /metrics.", states=("down", "up"),
-          queries=(
-        Query('max by (process) (up{process!=""})', "{{process}}"),)),
+    Panel(kind="state-timeline", title="Processes up", help="Prometheus reaches /metrics of every instance.",
+          states=("down", "up"), queries=(
+        Query(PROCESSES_UP, "{{process}}"),)),
     Panel(title="Memory", help="Resident, of each process; workers are processes of their own.", unit="bytes",
           lowest=0, queries=(
         Query("max by (process) (process_resident_memory_bytes)", "{{process}}"),
         Query("max by (worker) (bapo_rollout_worker_memory_bytes)", "{{worker}}"),
         Query("max by (kind) (bapo_learner_peak_memory_bytes)", "learner, peak {{kind}}"))),
-    Panel(title="CPU", help="Cores that each process uses; workers are not in it.", lowest=0, queries=(
+    Panel(title="CPU", axis="cores", help="Cores that each process uses; workers are not in it.", lowest=0, queries=(
         Query("max by (process) (rate(process_cpu_seconds_total[1m]))", "{{process}}"),)),
     Panel(kind="table", title="Versions", help="What each process runs.", width=24, height=6, queries=(
         Query("max by (run, process, version, commit) (bapo_build_info)"),)),
 ))  # fmt: skip
 
 CHECKPOINTS = Row("Checkpoints and disk", (
-    Panel(title="Steps since the last checkpoint", help="Compared with checkpoint.every.", lowest=0, queries=(
+    Panel(title="Steps since the last checkpoint", axis="steps",
+          help="Compared with checkpoint.every.", lowest=0, queries=(
         Query(f"{newest('bapo_learner_step')} - {newest('bapo_checkpoint_last_step')}", "steps"),
         Query(newest("bapo_checkpoint_interval_steps"), "interval"))),
     Panel(title="Age of the last checkpoint", help="Seconds.", unit="s", lowest=0, queries=(
@@ -355,42 +380,48 @@ BUSY = 'scalar(sum(avg_over_time(bapo_rollout_workers{state="ready"}[5m])))'
 SHARE = "sum by (purpose) (rate(bapo_rollout_tokens_total[5m])) / scalar(sum(rate(bapo_rollout_tokens_total[5m])))"
 
 SAMPLED = Row("Sampled", (
-    Panel(title="Tokens sampled", help="So far, by purpose.", stack=True, lowest=0, queries=(
+    Panel(title="Tokens sampled", axis="tokens", help="So far, by purpose.", stack=True, lowest=0, queries=(
         Query(TOKENS, "{{purpose}}"),)),
-    Panel(title="Tokens per second", help="All workers together.", stack=True, lowest=0, queries=(
+    Panel(title="Tokens per second", axis="tokens/s", help="All workers together.", stack=True, lowest=0, queries=(
         Query("sum by (purpose) (rate(bapo_rollout_tokens_total[$__rate_interval]))", "{{purpose}}"),)),
-    Panel(title="Workers by purpose", help="Ready workers, divided by the tokens that they sample: "
+    Panel(title="Workers by purpose", axis="workers", help="Ready workers, divided by the tokens that they sample: "
           "its area is worker-seconds (GPU-seconds where a worker has a GPU).", stack=True, lowest=0, queries=(
         Query(f"{SHARE} * {BUSY}", "{{purpose}}"),)),
 ))  # fmt: skip
 
 BECAME = Row("Outcome", (
-    Panel(title="Tokens by use", help="Groups that an assembly read: trained, filtered out, or stale.", stack=True,
+    Panel(title="Tokens by use", axis="tokens",
+          help="Groups that an assembly read: trained, filtered out, or stale.", stack=True,
           lowest=0, width=12, queries=(
         Query("sum by (purpose, use) (bapo_ledger_tokens_total)", "{{purpose}} {{use}}"),)),
     Panel(title="Share that trained", help="Of the tokens of all groups that assemblies read.",
           unit="percentunit", lowest=0, highest=1, width=12, queries=(
         Query('sum by (run) (bapo_ledger_tokens_total{use="trained"}) / sum by (run) (bapo_ledger_tokens_total)',
               "{{run}}"),)),
-    Panel(title="Cumulative rollouts", help="Responses for training (the paper's figure 9).", stack=True, lowest=0,
+    Panel(title="Cumulative rollouts", axis="responses",
+          help="Responses for training (the paper's figure 9).", stack=True, lowest=0,
           width=12, queries=(Query("sum by (purpose) (bapo_ledger_responses_total)", "{{purpose}}"),)),
-    Panel(title="Sampled and not yet read", help="Tokens in the buffer, on their way, or lost with a worker, a "
+    Panel(title="Sampled and not yet read", axis="tokens",
+          help="Tokens in the buffer, on their way, or lost with a worker, a "
           "lease or a verifier.", lowest=0, width=12, queries=(
         Query('clamp_min(sum by (run) (bapo_rollout_tokens_total{purpose!="evaluate"}) '
               "- sum by (run) (bapo_ledger_tokens_total), 0)", "{{run}}"),)),
 ))  # fmt: skip
 
 TRAINED = Row("Trained", (
-    Panel(title="Tokens trained per second", help="Reused groups count each time.", lowest=0, width=12, queries=(
+    Panel(title="Tokens trained per second", axis="tokens/s",
+          help="Reused groups count each time.", lowest=0, width=12, queries=(
         Query("sum by (run) (rate(bapo_learner_tokens_total[$__rate_interval]))", "{{run}}"),)),
-    Panel(title="Trained per sampled token", help="Above 1: reuse trains more than what is sampled.", lowest=0,
+    Panel(title="Trained per sampled token", axis="ratio",
+          help="Above 1: reuse trains more than what is sampled.", lowest=0,
           width=12, queries=(
         Query('sum by (run) (bapo_learner_tokens_total) '
               '/ sum by (run) (bapo_rollout_tokens_total{purpose!="evaluate"})', "{{run}}"),)),
 ))  # fmt: skip
 
 ASKED = Row("Requested", (
-    Panel(title="Requests per minute", help="Issued by the scheduler.", lowest=0, width=24, height=6,
+    Panel(title="Requests per minute", axis="requests/min",
+          help="Issued by the scheduler.", lowest=0, width=24, height=6,
           queries=(Query(per_minute("bapo_scheduler_requests_total", "purpose"), "{{purpose}}"),)),
 ))  # fmt: skip
 

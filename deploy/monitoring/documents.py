@@ -12,7 +12,7 @@ from deploy.monitoring.alerts import ALERTS
 HEAD = """\
 # Metrics
 
-Generated from `bapo/runtime/metrics` by `python -m deploy.monitoring`: do not edit. How to look at them:
+Generated from `bapo/runtime/metrics` by `python -m deploy.monitoring`: do not edit. How to collect them:
 [monitoring.md](monitoring.md).
 
 * Every series carries the label `run`. What a process does not know is NaN or has no series; 0 means that there were

@@ -22,6 +22,8 @@ _SERIES = re.compile(r"\b(bapo_[a-z0-9_]+|process_[a-z0-9_]+)\b(\{[^}]*\})?(?!\(
 KNOWN = "> -Inf"
 """Appended to a query: drops NaN, which would leave a panel without a scale."""
 PALETTE = {"mode": "palette-classic"}
+SOFT_HIGHEST = {"short": 1.0, "percentunit": 0.1, "s": 1.0, "reqps": 1.0}
+"""Unit -> how far an axis from 0 reaches at least: a lag of 0 is not drawn on a scale to 100."""
 ORIGIN_COLORS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
 """Those of the page and of the terminal; Okabe and Ito's, which colour-blind readers tell apart."""
 
@@ -53,7 +55,11 @@ class Panel:
     """Legends that are drawn as lines over a stack: a limit, for example."""
     warn_above: float | None = None
     soft_highest: float | None = None
-    """The axis reaches this far also where all values are lower: a lag of 0 is not drawn on a scale to 100."""
+    """The axis reaches this far also where all values are lower; default: `SOFT_HIGHEST` of its unit."""
+    axis: str = ""
+    """Title of the axis: what is counted, where the unit does not say it."""
+    without_data: str = ""
+    """What the panel says where there is no series; default: Grafana's "No data"."""
     states: tuple[str, str] = ("no", "yes")
     """What 0 and 1 mean on a state timeline."""
     state_colors: tuple[str, str] = ("red", "green")
@@ -201,8 +207,9 @@ def _defaults(panel: Panel) -> dict[str, Any]:
             "lineWidth": 1, "fillOpacity": 60 if panel.stack else 8, "showPoints": "auto", "spanNulls": 60_000,
             "stacking": stacking,
         }  # fmt: skip
-        if panel.soft_highest is not None:
-            found["custom"]["axisSoftMax"] = panel.soft_highest
+        found["custom"] |= _axis(panel)
+    if panel.without_data:
+        found["noValue"] = panel.without_data
     if panel.kind == "state-timeline":
         named = zip(panel.states, panel.state_colors, strict=True)
         options = {str(value): {"text": text, "color": color} for value, (text, color) in enumerate(named)}
@@ -213,6 +220,14 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         found["color"] = {"mode": "thresholds"}
     found["thresholds"] = {"mode": "absolute", "steps": steps}
     return found
+
+
+def _axis(panel: Panel) -> dict[str, Any]:
+    found: dict[str, Any] = {"axisLabel": panel.axis} if panel.axis else {}
+    reaches = panel.soft_highest
+    if reaches is None and panel.lowest == 0 and panel.highest is None:
+        reaches = SOFT_HIGHEST.get(panel.unit)
+    return found if reaches is None else found | {"axisSoftMax": reaches}
 
 
 def _as_line(legend: str) -> dict[str, Any]:
@@ -239,8 +254,8 @@ def _options(panel: Panel) -> dict[str, Any]:
         graph = {"graphMode": "area", "colorMode": "value"} if panel.kind == "stat" else {"displayMode": "lcd"}
         return {"reduceOptions": reduce, "textMode": "auto", "orientation": "auto", **graph}
     if panel.kind == "heatmap":
-        colour = {"mode": "scheme", "scheme": "Oranges", "steps": 64}
-        return {"calculate": False, "yAxis": {"unit": panel.unit}, "color": colour, "cellGap": 1}
+        color = {"mode": "scheme", "scheme": "Oranges", "steps": 64}
+        return {"calculate": False, "yAxis": {"unit": panel.unit}, "color": color, "cellGap": 1}
     if panel.kind == "alertlist":
         return {"alertInstanceLabelFilter": '{alertname=~"Bapo.*"}', "datasource": "${datasource}", "maxItems": 20}
     if panel.kind == "state-timeline":

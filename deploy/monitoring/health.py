@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from deploy.monitoring.alert import Alert, Clock
 from deploy.monitoring.alerts import ALERTS
-from deploy.monitoring.dashboards import LEDGER, RUN, SYSTEM, UIDS, newest, per_minute
+from deploy.monitoring.dashboards import LEDGER, PROCESSES_UP, RUN, SYSTEM, UIDS, newest, per_minute
 from deploy.monitoring.grafana import Dashboard, Panel, Query, Row
 
 RUNBOOK_HEIGHT = 5
@@ -20,38 +20,37 @@ LEARNING = Row("Learning", (
           queries=(Query(newest("bapo_reward_global_mean_ratio"), "{{run}}"),)),
     Panel(title="Held-out accuracy", help="Mean reward of each split; step 0 is the base model.", unit="percentunit",
           lowest=0, width=6, queries=(Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
-    Panel(title="Entropy and gradient norm", help="Entropy in nats per token; gradient norm before clipping.", lowest=0,
-          width=6, queries=(
-        Query(newest("bapo_learner_entropy_nats"), "entropy"),
-        Query(newest("bapo_learner_grad_norm"), "gradient norm"))),
+    Panel(title="Entropy", help="Mean over tokens. A fast fall towards 0: responses become alike.", lowest=0,
+          width=6, axis="nats per token", queries=(Query(newest("bapo_learner_entropy_nats"), "{{run}}"),)),
     Panel(title="Batch composition", help="X1 fresh, X2 re-evaluated, X3 reused, under the capacity B.", stack=True,
-          lowest=0, width=6, lines_over=("B",), queries=(
+          lowest=0, width=6, axis="groups", lines_over=("B",), queries=(
         Query(newest("bapo_batch_groups", "origin"), "{{origin}}"), Query(newest("bapo_batch_capacity_groups"), "B"))),
 ))  # fmt: skip
 
 THROUGHPUT = Row("Throughput and bottleneck", (
     Panel(title="Tokens per second", help="Sampled by all workers; trained by the learner, reused groups included.",
-          lowest=0, width=6, queries=(
+          lowest=0, width=6, axis="tokens/s", queries=(
         Query("sum by (run) (rate(bapo_rollout_tokens_total[5m]))", "sampled"),
         Query("sum by (run) (rate(bapo_learner_tokens_total[5m]))", "trained"))),
-    Panel(title="Bottleneck", help="Share of a step in each phase. wait_batch: the workers are the bottleneck; "
-          "update: the learner is.", unit="percentunit", stack=True, lowest=0, highest=1, width=6, queries=(Query(
+    Panel(title="Bottleneck: share of step time", help="wait_batch: the learner waits for a batch, so the workers are "
+          "the bottleneck; update and prox: the learner is.",
+          unit="percentunit", stack=True, lowest=0, highest=1, width=6, queries=(Query(
         'sum by (phase) (rate(bapo_learner_phase_seconds_sum{phase!="step"}[5m])) '
         '/ scalar(sum(rate(bapo_learner_phase_seconds_sum{phase!="step"}[5m])))', "{{phase}}"),)),
     Panel(title="Maximum staleness of the batch",
           help="In steps, by origin; the limit holds for X1.", lowest=0, width=6,
-          soft_highest=5, queries=(
+          soft_highest=5, axis="steps", queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
-    Panel(title="Stalled for", help="Seconds without any progress of the run.", unit="s", lowest=0, width=6,
+    Panel(title="Time without progress", help="Seconds without any progress of the run.", unit="s", lowest=0, width=6,
           soft_highest=60, queries=(Query(newest("bapo_stalled_seconds"), "{{run}}"),)),
 ))  # fmt: skip
 
 FAILURES = Row("Failures and limits", (
-    Panel(kind="state-timeline", title="Processes up", help="Prometheus reaches /metrics.", width=6,
-          states=("down", "up"), queries=(Query('max by (process) (up{process!=""})', "{{process}}"),)),
+    Panel(kind="state-timeline", title="Processes up", help="Prometheus reaches /metrics of every instance.", width=6,
+          states=("down", "up"), queries=(Query(PROCESSES_UP, "{{process}}"),)),
     Panel(title="Failures per minute", help="Responses that were not graded, workers that restarted or failed to load "
-          "new weights.", lowest=0, width=6, soft_highest=1, queries=(
+          "new weights.", lowest=0, width=6, axis="per minute", queries=(
         Query(per_minute('bapo_verifier_results_total{outcome=~"error|timeout|killed"}', "outcome"),
               "reward {{outcome}}"),
         Query(per_minute("bapo_rollout_worker_restarts_total"), "worker restarts"),

@@ -59,6 +59,14 @@ def test_health_is_one_screen_of_twelve_panels() -> None:
     assert sum(len(row.panels) for row in HEALTH.rows) == 12
 
 
+def test_every_axis_says_what_it_counts_and_a_flat_zero_is_not_drawn_on_a_scale_to_100() -> None:
+    for panel in (panel for shown in DASHBOARDS.values() for row in shown.rows for panel in row.panels):
+        if panel.kind == "timeseries":
+            assert panel.axis or panel.unit not in ("short", "sci"), panel.title
+    (lag,) = (panel for panel in every_panel(dashboard_json(HEALTH)["panels"]) if panel["title"].startswith("Maximum"))
+    assert lag["fieldConfig"]["defaults"]["custom"].items() >= {"axisLabel": "steps", "axisSoftMax": 5}.items()
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 def test_a_panel_shows_what_each_alert_is_about_and_links_to_its_runbook(alert: Any) -> None:
     panels = [panel for shown in DASHBOARDS.values() for panel in every_panel(dashboard_json(shown)["panels"])]

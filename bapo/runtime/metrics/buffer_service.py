@@ -11,37 +11,37 @@ LEFT_OUT = (
     Reason.ALL_INCORRECT, Reason.ALL_CORRECT, Reason.FILTERED, Reason.DUPLICATE_PROMPT, Reason.NO_VARIANCE,
     Reason.SURPLUS, Reason.STALE, Reason.NOT_USED,
 )  # fmt: skip
-"""Why a fresh group did not train."""
+"""Why a fresh group was not trained."""
 USE = Label("use", ("trained", "left_out", "stale"))
-"""What became of a group at the first assembly that inspected it."""
+"""Outcome of a group at the first assembly that read it."""
 ANSWERS = (
     Reason.IMPROVED, Reason.STILL_HARD, Reason.SOLVED, Reason.NO_ROOM, Reason.DUPLICATE_PROMPT, Reason.LEFT_BAD,
     Reason.NO_VARIANCE, Reason.NOT_USED,
 )  # fmt: skip
-"""What became of a hard prompt that was re-evaluated."""
+"""Outcome of a re-evaluated hard prompt."""
 
 MEMORY = Label("table", ("bad", "high"))
 EVICTIONS = ("improved", "solved", "expired", "replaced", "full", "dropped")
 
 TABLES = (
-    Metric("bapo_buffer_groups", "gauge", "Groups or prompts held, by table.", "run/Buffers", HERE, (TABLE,)),
+    Metric("bapo_buffer_groups", "gauge", "Groups or prompts stored, by table.", "run/Buffers", HERE, (TABLE,)),
     Metric(
         "bapo_buffer_requests", "gauge", "Rollout requests, by purpose and state.", "system/Bottleneck",
         HERE, (PURPOSE, Label("state", ("queued", "leased"))),
     ),
-    Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the groups held.", "system/Buffer API and Redis", HERE),
+    Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the stored groups.", "system/Buffer API and Redis", HERE),
     Metric(
-        "bapo_buffer_capacity_groups", "gauge", "Most that a table may hold, where there is a limit.", "run/Buffers",
+        "bapo_buffer_capacity_groups", "gauge", "Limit of a table, where it has one.", "run/Buffers",
         HERE, (TABLE,),
     ),
     Metric(
-        "bapo_buffer_inserted_total", "counter", "Entries that assemblies of this process put into a table.",
+        "bapo_buffer_inserted_total", "counter", "Entries that this process added to a table.",
         "run/Buffers", HERE, (MEMORY,),
     ),
     Metric(
         "bapo_buffer_evicted_total", "counter",
-        "Entries that assemblies of this process took out of a table: improved and solved leave bad, expired "
-        "leave high; replaced: by a newer entry of the prompt; full: no room; dropped: the composer wants it no more.",
+        "Entries that this process removed from a table: improved and solved leave bad, expired "
+        "leave high; replaced: by a newer entry of the prompt; full: no room; dropped: by the composer.",
         "run/Buffers", HERE, (MEMORY, Label("reason", EVICTIONS)),
     ),
     Metric(
@@ -56,19 +56,22 @@ BATCHES = (
         "bapo_batch_trained_groups_total", "counter", "Groups in all batches that this process assembled.",
         "run/Batch composition", HERE, (ORIGIN,),
     ),
-    Metric("bapo_batch_capacity_groups", "gauge", "B.", "run/Batch composition", HERE),
+    Metric("bapo_batch_capacity_groups", "gauge", "Batch capacity B.", "run/Batch composition", HERE),
     Metric(
-        "bapo_batch_fill_ratio", "gauge", "Share of B that the last batch has.", "run/Batch composition", HERE
+        "bapo_batch_fill_ratio", "gauge", "Groups in the last batch, as a share of B.", "run/Batch composition", HERE
     ),
     Metric(
-        "bapo_batch_filtered_groups_total", "counter", "Fresh groups that no batch trained.",
+        "bapo_batch_filtered_groups_total", "counter", "Fresh groups that were not trained, by reason.",
         "run/Batch composition", HERE, (Label("reason", LEFT_OUT),),
     ),
     Metric(
         "bapo_threshold_ratio", "gauge", "Current thresholds: c1, c2, c3.", "run/Difficulty", HERE,
         (Label("name", ("c1", "c2", "c3")),),
     ),
-    Metric("bapo_reward_global_mean_ratio", "gauge", "r_tot of eq. 8.", "run/Difficulty", HERE),
+    Metric(
+        "bapo_reward_global_mean_ratio", "gauge",
+        "r_tot of eq. 8: mean reward of fresh groups.", "run/Difficulty", HERE,
+    ),
     Metric(
         "bapo_reevaluation_prompts_total", "counter", "Hard prompts that were re-sampled, by outcome.",
         "run/Re-evaluation", HERE, (Label("outcome", ANSWERS),),
@@ -79,7 +82,7 @@ LEDGER = (
     Metric(
         "bapo_ledger_tokens_total",
         "counter",
-        "Response tokens of groups that assemblies of this process looked at.",
+        "Response tokens of the groups that this process read for batches, by use.",
         "ledger/Outcome",
         HERE,
         (TRAINING, USE),
@@ -106,7 +109,7 @@ API = (
     Metric(
         "bapo_buffer_failed_groups_total",
         "counter",
-        "Groups that failed before they had rewards.",
+        "Groups that failed before they were graded, by reason.",
         "system/Reward functions",
         HERE,
         (Label("reason"),),
@@ -114,7 +117,7 @@ API = (
     Metric(
         "bapo_buffer_operation_seconds",
         "histogram",
-        "Time of one API operation that was answered with 200.",
+        "Duration of a successful API call.",
         "system/Buffer API and Redis",
         HERE,
         (Label("operation"),),
@@ -125,28 +128,28 @@ API = (
     Metric(
         "bapo_buffer_redis_up",
         "gauge",
-        "1: Redis answers; 0: it does not, and what it holds is not known.",
+        "1: Redis answers; 0: it does not, and gauges of its content are unknown.",
         "system/Buffer API and Redis",
         HERE,
     ),
     Metric(
         "bapo_buffer_redis_persistent",
         "gauge",
-        "1: what is acknowledged survives the end of Redis.",
+        "1: acknowledged groups survive a crash of Redis.",
         "system/Buffer API and Redis",
         HERE,
     ),
     Metric(
         "bapo_buffer_redis_memory_bytes",
         "gauge",
-        "Memory that the whole Redis uses.",
+        "Memory used by Redis.",
         "system/Buffer API and Redis",
         HERE,
     ),
     Metric(
         "bapo_buffer_redis_memory_limit_bytes",
         "gauge",
-        "Its maxmemory; NaN: it has none.",
+        "maxmemory of Redis; NaN: not set.",
         "system/Buffer API and Redis",
         HERE,
     ),
@@ -154,16 +157,18 @@ API = (
 
 RUN = (
     Metric(
-        "bapo_run_info", "gauge", "1; what this run is.", "run/Overview", HERE,
+        "bapo_run_info", "gauge", "Always 1; the labels describe the run.", "run/Overview", HERE,
         (Label("preset"), Label("algorithm"), Label("model"), Label("task"), Label("engine")),
     ),
-    Metric("bapo_run_target_steps", "gauge", "T.", "run/Overview", HERE),
+    Metric("bapo_run_target_steps", "gauge", "Steps of the run: T.", "run/Overview", HERE),
     Metric(
-        "bapo_run_committed_steps", "gauge", "Steps that are trained, as the buffer knows; the run ends with T.",
+        "bapo_run_committed_steps", "gauge", "Steps that the buffer has committed; the run ends at T.",
         "run/Overview", HERE,
     ),
     Metric(
-        "bapo_cadence_steps", "gauge", "v, m and the most staleness of a fresh group.", "run/Off-policy drift", HERE,
+        "bapo_cadence_steps", "gauge",
+        "weight_sync_interval (v), reevaluation_interval (m), and the limit of a fresh group's staleness.",
+        "run/Off-policy drift", HERE,
         (Label("name", ("v", "m", "max_staleness")),),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What rank 0 of the learner exposes: the step, its batch, its update and what theorem 3.2 says of it."""
+"""What rank 0 of the learner exposes: the step, its batch, its update and the terms of theorem 3.2."""
 
 from __future__ import annotations
 
@@ -8,43 +8,46 @@ HERE = (Process.LEARNER,)
 PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
 
 STEP = (
-    Metric("bapo_learner_step", "gauge", "Step t that the learner finished last.", "run/Overview", HERE),
-    Metric("bapo_learner_policy_version", "gauge", "Newest version that was published.", "run/Overview", HERE),
+    Metric("bapo_learner_step", "gauge", "Last finished step t.", "run/Overview", HERE),
+    Metric("bapo_learner_policy_version", "gauge", "Latest published policy version.", "run/Overview", HERE),
     Metric(
         "bapo_learner_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step.",
         "run/Overview", HERE,
     ),
     Metric(
-        "bapo_learner_phase_seconds", "histogram", "Seconds of one phase of a step; step: all of it.",
+        "bapo_learner_phase_seconds", "histogram", "Duration of a phase of a step; step: the whole step.",
         "system/Bottleneck", HERE, (Label("phase", PHASES),),
     ),
-    Metric("bapo_learner_tokens_total", "counter", "Response tokens trained.", "ledger/Trained", HERE),
-    Metric("bapo_learner_steps_total", "counter", "Steps that this process finished.", "run/Overview", HERE),
     Metric(
-        "bapo_learner_peak_memory_bytes", "gauge", "Most memory of rank 0 so far: resident, and allocated by CUDA.",
+        "bapo_learner_tokens_total", "counter",
+        "Response tokens trained, reused groups included.", "ledger/Trained", HERE,
+    ),
+    Metric("bapo_learner_steps_total", "counter", "Steps finished by this process.", "run/Overview", HERE),
+    Metric(
+        "bapo_learner_peak_memory_bytes", "gauge", "Peak memory of rank 0: resident, and allocated by CUDA.",
         "system/Processes", HERE, (Label("kind", ("resident", "cuda")),),
     ),
 )  # fmt: skip
 
 UPDATE = (
-    Metric("bapo_learner_loss", "gauge", "Mean loss of the step's mini-batches.", "run/Optimisation", HERE),
-    Metric("bapo_learner_grad_norm", "gauge", "Gradient norm before clipping.", "run/Optimisation", HERE),
-    Metric("bapo_learner_entropy_nats", "gauge", "Mean token entropy.", "run/Optimisation", HERE),
-    Metric("bapo_learner_learning_rate", "gauge", "Learning rate of the step.", "run/Optimisation", HERE),
+    Metric("bapo_learner_loss", "gauge", "Mean loss of the step's mini-batches.", "run/Optimization", HERE),
+    Metric("bapo_learner_grad_norm", "gauge", "Gradient norm before clipping.", "run/Optimization", HERE),
+    Metric("bapo_learner_entropy_nats", "gauge", "Mean token entropy.", "run/Optimization", HERE),
+    Metric("bapo_learner_learning_rate", "gauge", "Learning rate of the step.", "run/Optimization", HERE),
     Metric(
-        "bapo_learner_kl_penalty_nats", "gauge", "Mean KL per token of the loss's KL term, to what it is anchored to.",
-        "run/Optimisation", HERE,
+        "bapo_learner_kl_penalty_nats", "gauge", "KL term of the loss: mean per token to the reference policy.",
+        "run/Optimization", HERE,
     ),
-    Metric("bapo_learner_clip_ratio", "gauge", "Share of tokens whose ratio is clipped.", "run/Optimisation", HERE),
+    Metric("bapo_learner_clip_ratio", "gauge", "Share of tokens with a clipped ratio.", "run/Optimization", HERE),
 )  # fmt: skip
 
 OFF_POLICYNESS = (
     Metric(
-        "bapo_learner_staleness_steps", "histogram", "Step minus policy version, of each group.",
+        "bapo_learner_staleness_steps", "histogram", "Staleness of each trained group: step minus policy version.",
         "run/Off-policy drift", HERE, (ORIGIN,), STEPS,
     ),
     Metric(
-        "bapo_learner_staleness_max_steps", "gauge", "Oldest group of the last batch.", "run/Off-policy drift",
+        "bapo_learner_staleness_max_steps", "gauge", "Maximum staleness in the last batch.", "run/Off-policy drift",
         HERE, (ORIGIN,),
     ),
     Metric(
@@ -53,7 +56,7 @@ OFF_POLICYNESS = (
     ),
     Metric(
         "bapo_learner_mismatch_kl_nats", "gauge",
-        "KL per token of engine and learner under the same weights: of groups without staleness, if there were any.",
+        "KL per token between engine and learner under the same weights: groups of staleness 0.",
         "run/Off-policy drift", HERE,
     ),
     Metric(
@@ -65,7 +68,8 @@ OFF_POLICYNESS = (
         HERE, (ORIGIN, Label("direction")),
     ),
     Metric(
-        "bapo_learner_ess_ratio", "gauge", "Share of responses or tokens that still count.", "run/Off-policy drift",
+        "bapo_learner_ess_ratio", "gauge",
+        "Effective sample size, as a share of responses or tokens.", "run/Off-policy drift",
         HERE, (ORIGIN, Label("level")),
     ),
     Metric(
@@ -90,7 +94,7 @@ BATCH = (
     Metric(
         "bapo_group_accuracy_groups",
         "gauge",
-        "Groups of the last batch's assembly, by right responses of G.",
+        "Groups of the last step, by correct responses of G.",
         "run/Difficulty",
         HERE,
         (Label("bin"), TRAINING),
@@ -98,14 +102,14 @@ BATCH = (
     Metric(
         "bapo_prompts_unsolved",
         "gauge",
-        "Prompts that were sampled in this run and have no right response yet.",
+        "Prompts that were sampled in this run and have no correct response yet.",
         "run/Difficulty",
         HERE,
     ),
     Metric(
         "bapo_prompts_rescued_total",
         "counter",
-        "Prompts that were all-incorrect at first and have their first right response, by the request that gave it.",
+        "Prompts that were all-incorrect at first and now have a correct response, by purpose of the request.",
         "run/Difficulty",
         HERE,
         (TRAINING,),
@@ -122,7 +126,8 @@ CHECKPOINTS = (
         "system/Checkpoints and disk", HERE,
     ),
     Metric(
-        "bapo_checkpoint_interval_steps", "gauge", "checkpoint.every.", "system/Checkpoints and disk", HERE
+        "bapo_checkpoint_interval_steps", "gauge",
+        "Steps between checkpoints: checkpoint.every.", "system/Checkpoints and disk", HERE
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the rollout server exposes: of all its workers together, and of each place of the fleet."""
+"""What the rollout server exposes: of all its workers together, and of each worker slot."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ OUTCOMES = ("correct", "partial", "wrong", "error", "timeout", "killed")
 SAMPLING = (
     Metric(
         "bapo_rollout_groups_total", "counter",
-        "Groups sampled, by what the buffer said to them; purpose all: pushes that were not acknowledged.",
+        "Groups sampled, by the buffer's answer; purpose all: pushes that were not acknowledged.",
         "system/Rollout workers", HERE, (Label("purpose"), Label("outcome")),
     ),
     Metric(
         "bapo_rollout_tokens_total", "counter", "Response tokens sampled.", "ledger/Sampled", HERE, (PURPOSE,)
     ),
     Metric(
-        "bapo_rollout_group_seconds", "histogram", "From the claim of a group to its last token.",
+        "bapo_rollout_group_seconds", "histogram", "Time from the claim of a group to its last token.",
         "system/Rollout workers", HERE, (PURPOSE,), added_up=True,
     ),
     Metric(
-        "bapo_rollout_response_tokens", "histogram", "Tokens of a response.", "run/Difficulty", HERE, (PURPOSE,),
+        "bapo_rollout_response_tokens", "histogram", "Length of a response.", "run/Difficulty", HERE, (PURPOSE,),
         TOKENS, added_up=True,
     ),
     Metric(
-        "bapo_rollout_truncated_total", "counter", "Responses that the length limit ended.", "run/Difficulty",
+        "bapo_rollout_truncated_total", "counter", "Responses truncated by the length limit.", "run/Difficulty",
         HERE, (PURPOSE,),
     ),
 )  # fmt: skip
@@ -46,23 +46,24 @@ WORKERS = (
         (Label("state", ("starting", "ready", "draining", "dead")),),
     ),
     Metric(
-        "bapo_rollout_worker_restarts_total", "counter", "Workers that were replaced.", "system/Rollout workers", HERE
+        "bapo_rollout_worker_restarts_total", "counter", "Worker restarts.", "system/Rollout workers", HERE
     ),
     Metric(
-        "bapo_rollout_worker_up", "gauge", "1: this worker samples.", "system/Rollout workers", HERE, (WORKER,)
+        "bapo_rollout_worker_up", "gauge",
+        "1: the worker samples; 0: it does not.", "system/Rollout workers", HERE, (WORKER,)
     ),
     Metric(
-        "bapo_rollout_worker_tokens_per_second", "gauge", "Tokens per second of a worker, of the last 10 s.",
+        "bapo_rollout_worker_tokens_per_second", "gauge", "Tokens per second of a worker over the last 10 s.",
         "system/Rollout workers", HERE, (WORKER,),
     ),
     Metric(
         "bapo_rollout_engine_responses", "gauge",
-        "Responses in a worker's engine. running: get a token in each step; waiting: it has no room for them yet.",
+        "Responses in a worker's engine. running: in the current batch; waiting: no room yet.",
         "system/Rollout workers", HERE, (WORKER, Label("state", ("running", "waiting"))),
     ),
     Metric(
         "bapo_rollout_engine_kv_cache_ratio", "gauge",
-        "Share of an engine's key-value cache that is taken. Unknown: the engine has none.",
+        "Share of an engine's key-value cache in use. Unknown: the engine has none.",
         "system/Rollout workers", HERE, (WORKER,),
     ),
     Metric(
@@ -73,43 +74,44 @@ WORKERS = (
 
 SCALING = (
     Metric(
-        "bapo_rollout_desired_workers", "gauge", "Workers that there should be: what HPA and KEDA scale on.",
+        "bapo_rollout_desired_workers", "gauge", "Desired number of workers; HPA and KEDA scale on it.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_needed_workers", "gauge", "Workers that the rates of learner and workers ask for, with headroom.",
+        "bapo_rollout_needed_workers", "gauge", "Workers needed to match the learner's rate, with headroom.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_scaling_reason", "gauge", "1: why the desired number of workers is what it is; else 0.",
+        "bapo_rollout_scaling_reason", "gauge", "1 for the reason of the desired number of workers, 0 for the others.",
         "system/Autoscaling", HERE, (Label("reason", tuple(reason.value for reason in Reason)),),
     ),
     Metric(
-        "bapo_rollout_learner_wait_ratio", "gauge", "Share of the learner's time in which it had no batch.",
+        "bapo_rollout_learner_wait_ratio", "gauge", "Share of time that the learner waits for a batch.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_idle_ratio", "gauge", "Share of the ready workers' room that is empty.",
+        "bapo_rollout_idle_ratio", "gauge", "Share of the ready workers' capacity that is idle.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_ready_batches", "gauge", "Fresh groups that wait for the learner, over B.",
+        "bapo_rollout_ready_batches", "gauge", "Fresh groups ready for the learner, divided by B.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_consume_rate", "gauge", "Fresh groups/s that the learner takes while it does not wait.",
+        "bapo_rollout_consume_rate", "gauge",
+        "Fresh groups per second that the learner consumes while it does not wait.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_produce_rate", "gauge", "Fresh groups/s of one worker while its room is full.",
+        "bapo_rollout_produce_rate", "gauge", "Fresh groups per second of one worker at full load.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_stale_ratio", "gauge", "Share of pushed fresh groups that were too old to be taken.",
+        "bapo_rollout_stale_ratio", "gauge", "Share of pushed fresh groups that were dropped as stale.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_version_lag_steps", "gauge", "Learner's step minus the oldest weights of a ready worker.",
+        "bapo_rollout_version_lag_steps", "gauge", "Learner's step minus the oldest weight version of a ready worker.",
         "system/Autoscaling", HERE,
     ),
 )  # fmt: skip
@@ -117,7 +119,7 @@ SCALING = (
 VERIFIERS = (
     Metric(
         "bapo_verifier_results_total", "counter",
-        "Responses by what the verifier gave: reward 1, 0, between; error, timeout, killed: none, for a whole group.",
+        "Graded responses: correct (1), wrong (0), partial (between); error, timeout, killed: not graded.",
         "system/Reward functions", HERE, (TASK, Label("outcome", OUTCOMES)),
     ),
     Metric(
@@ -128,10 +130,11 @@ VERIFIERS = (
 
 WEIGHTS = (
     Metric(
-        "bapo_sync_failures_total", "counter", "Workers that did not take an update.", "system/Weight updates", HERE
+        "bapo_sync_failures_total", "counter",
+        "Workers that failed to load a weight update.", "system/Weight updates", HERE
     ),
     Metric(
-        "bapo_sync_bytes_total", "counter", "Bytes of weights that workers took.", "system/Weight updates", HERE
+        "bapo_sync_bytes_total", "counter", "Bytes of weights that workers loaded.", "system/Weight updates", HERE
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the small services expose, and what several processes do."""
+"""What the small services expose, and what several processes share."""
 
 from __future__ import annotations
 
@@ -9,45 +9,48 @@ DISK = (Process.BUFFER_SERVICE, Process.LEARNER)
 """A buffer alone has no learner, and the embedded Redis writes to the same disk."""
 SCHEDULER = (
     Metric(
-        "bapo_scheduler_requests_total", "counter", "Requests enqueued.", "ledger/Requested",
+        "bapo_scheduler_requests_total", "counter", "Rollout requests issued, by purpose.", "ledger/Requested",
         (Process.SCHEDULER,), (TRAINING,),
     ),
     Metric(
-        "bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run.", "system/Bottleneck",
+        "bapo_stalled_seconds", "gauge", "Seconds since the last progress of the run.", "system/Bottleneck",
         (Process.SCHEDULER,),
     ),
     Metric(
-        "bapo_reevaluation_rounds_total", "counter", "Re-evaluation rounds issued; empty: nothing was to be asked.",
+        "bapo_reevaluation_rounds_total", "counter", "Re-evaluation rounds; empty: B_bad had no prompt.",
         "run/Re-evaluation", (Process.SCHEDULER,), (Label("outcome", ("asked", "empty")),),
     ),
     Metric(
         "bapo_reevaluation_duration_seconds", "histogram",
-        "From the issue of a round to its last answer, as the scheduler sees it about once a second.",
+        "Duration of a re-evaluation round, polled about once a second.",
         "run/Re-evaluation", (Process.SCHEDULER,),
     ),
     Metric(
-        "bapo_reevaluation_lag_steps", "gauge", "Steps since the oldest round that is not answered; 0: all are.",
+        "bapo_reevaluation_lag_steps", "gauge",
+        "Steps since the oldest unfinished re-evaluation round; 0: none is open.",
         "run/Re-evaluation", (Process.SCHEDULER,),
     ),
 )  # fmt: skip
 
 EVALUATOR = (
     Metric(
-        "bapo_eval_accuracy_ratio", "gauge", "Held-out accuracy.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
+        "bapo_eval_accuracy_ratio", "gauge",
+        "Held-out accuracy, by split.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
     ),
     Metric(
-        "bapo_eval_passk_ratio", "gauge", "Share of held-out prompts with a right response among k.",
+        "bapo_eval_passk_ratio", "gauge", "pass@k: share of held-out prompts with a correct response among k.",
         "run/Evaluation", (Process.EVALUATOR,), (SPLIT, Label("k")),
     ),
     Metric(
-        "bapo_eval_policy_version", "gauge", "Version that was measured last.", "run/Evaluation",
+        "bapo_eval_policy_version", "gauge", "Policy version that was evaluated last.", "run/Evaluation",
         (Process.EVALUATOR,), (SPLIT,),
     ),
 )  # fmt: skip
 
 SEVERAL = (
     Metric(
-        "bapo_run_disk_free_bytes", "gauge", "Free on the disk of the run directory.", "system/Checkpoints and disk",
+        "bapo_run_disk_free_bytes", "gauge",
+        "Free space on the disk of the run directory.", "system/Checkpoints and disk",
         DISK,
     ),
     Metric(
