@@ -67,9 +67,7 @@ def test_a_study_that_is_killed_in_the_middle_is_resumed_and_makes_nothing_twice
     path = write_study(tmp_path)
     process = started(["study", str(path)])
     wait_until(lambda: "plain-s1" in rows_of(tmp_path), timeout_s=START_S, what="the first run is finished")
-    wait_until(
-        lambda: num_steps_of(tmp_path, "ours-s1") >= 1, timeout_s=START_S, what="the second run steps", timeout_s=300
-    )
+    wait_until(lambda: num_steps_of(tmp_path, "ours-s1") >= 1, timeout_s=300, what="the second run steps")
     members = family(process)
     process.send_signal(signal.SIGKILL)
     process.wait()
