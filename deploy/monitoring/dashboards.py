@@ -155,7 +155,7 @@ OFF_POLICYNESS = Row("Off-policy drift", (
           queries=(Query(buckets("bapo_learner_staleness_steps"), "{{le}}"),)),
     Panel(title="Maximum staleness of the batch", axis="steps",
           help="In steps. X1: at most v - 1 + max_steps_ahead.", lowest=0,
-          soft_highest=5, queries=(
+          soft_highest=5, lines_over=("limit of x1",), queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
     Panel(kind="heatmap", title="Importance ratio", help="pi_theta_t / alpha of a sample of tokens of each step.",

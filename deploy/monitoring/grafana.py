@@ -26,6 +26,7 @@ SOFT_HIGHEST = {"short": 1.0, "percentunit": 0.1, "s": 1.0, "reqps": 1.0}
 """Unit -> how far an axis from 0 reaches at least: a lag of 0 is not drawn on a scale to 100."""
 ORIGIN_COLORS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
 """Those of the page and of the terminal; Okabe and Ito's, which colour-blind readers tell apart."""
+LIMIT_COLOR = "#8e8e8e"
 
 Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge", "alertlist", "state-timeline", "text"]
 
@@ -52,7 +53,7 @@ class Panel:
     highest: float | None = None
     decimals: int | None = None
     lines_over: tuple[str, ...] = ()
-    """Legends that are drawn as lines over a stack: a limit, for example."""
+    """Legends that are drawn as dashed gray lines: limits."""
     warn_above: float | None = None
     soft_highest: float | None = None
     """The axis reaches this far also where all values are lower; default: `SOFT_HIGHEST` of its unit."""
@@ -231,7 +232,13 @@ def _axis(panel: Panel) -> dict[str, Any]:
 
 
 def _as_line(legend: str) -> dict[str, Any]:
-    properties = {"custom.stacking": {"mode": "none", "group": "B"}, "custom.fillOpacity": 0, "custom.lineWidth": 2}
+    properties = {
+        "custom.stacking": {"mode": "none", "group": "B"},
+        "custom.fillOpacity": 0,
+        "custom.lineWidth": 2,
+        "custom.lineStyle": {"fill": "dash", "dash": [10, 10]},
+        "color": {"mode": "fixed", "fixedColor": LIMIT_COLOR},
+    }
     return {
         "matcher": {"id": "byName", "options": legend},
         "properties": [{"id": name, "value": value} for name, value in properties.items()],

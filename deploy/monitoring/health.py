@@ -30,8 +30,8 @@ LEARNING = Row("Learning", (
 THROUGHPUT = Row("Throughput and bottleneck", (
     Panel(title="Tokens per second", help="Sampled by all workers; trained by the learner, reused groups included.",
           lowest=0, width=6, axis="tokens/s", queries=(
-        Query("sum by (run) (rate(bapo_rollout_tokens_total[5m]))", "sampled"),
-        Query("sum by (run) (rate(bapo_learner_tokens_total[5m]))", "trained"))),
+        Query("sum by (run) (rate(bapo_rollout_tokens_total[1m]))", "sampled"),
+        Query("sum by (run) (rate(bapo_learner_tokens_total[1m]))", "trained"))),
     Panel(title="Bottleneck: share of step time", help="wait_batch: the learner waits for a batch, so the workers are "
           "the bottleneck; update and prox: the learner is.",
           unit="percentunit", stack=True, lowest=0, highest=1, width=6, queries=(Query(
@@ -39,7 +39,7 @@ THROUGHPUT = Row("Throughput and bottleneck", (
         '/ scalar(sum(rate(bapo_learner_phase_seconds_sum{phase!="step"}[5m])))', "{{phase}}"),)),
     Panel(title="Maximum staleness of the batch",
           help="In steps, by origin; the limit holds for X1.", lowest=0, width=6,
-          soft_highest=5, axis="steps", queries=(
+          soft_highest=5, lines_over=("limit of x1",), axis="steps", queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
     Panel(title="Time without progress", help="Seconds without any progress of the run.", unit="s", lowest=0, width=6,

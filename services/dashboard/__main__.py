@@ -1,7 +1,8 @@
-"""`python -m services.dashboard --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--host HOST] [--port PORT]`.
+"""The web page of a live run: its records, and what its buffer knows now.
 
-The web page of a live run: its records, and what its buffer knows now. The port that it listens on is written
-to RUN/ports/dashboard, unless --port names it: nothing else of RUN is written, so it may be mounted read-only.
+`python -m services.dashboard --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--host HOST] [--port PORT]
+[--announce TEXT]`. The port that it listens on is written to RUN/ports/dashboard, unless --port names it: nothing
+else of RUN is written, so it may be mounted read-only.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def main(flags: Flags) -> None:
         if not port:
             flags.run.write_port(DASHBOARD, int(listener.getsockname()[1]))
         log.info("run=%s listens on %s:%d", config.run.name, *listener.getsockname()[:2])
+        if flags.extra.announce:
+            log.info("%s", flags.extra.announce)
         uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
@@ -44,6 +47,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
     parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and dashboard.host)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of dashboard.port)")
+    parser.add_argument("--announce", help="a line to log at the start: the page's address outside of a container")
 
 
 if __name__ == "__main__":
