@@ -103,10 +103,10 @@ def fetch(model_id: str, download: Callable[[str, Iterable[str]], str] | None = 
 
 
 def how_to_fetch(model_id: str) -> str:
-    """What to do by hand, without a network here or with one."""
+    """How to bring a model to a machine by hand."""
     return (
-        f"where the Hub can be reached: hf download {model_id} (weights in safetensors; HF_HOME says where the "
-        "cache is, HF_TOKEN opens gated models), or name a folder"
+        f"on a machine with network access: hf download {model_id} (safetensors only; HF_HOME sets the cache folder, "
+        "HF_TOKEN opens gated models), or set model.path to a folder"
     )
 
 

@@ -236,11 +236,11 @@ def model_files(config: Config) -> Check:
         return Check(name=name, status="fail", detail=detail)
     folder = folder_of(path)
     if folder is None:
-        detail = f"{path} is not in the Hugging Face cache: the first start fetches it, or {how_to_fetch(path)}"
+        detail = f"{path} is not in the Hugging Face cache; the first start downloads it, or {how_to_fetch(path)}"
         return Check(name=name, status="warn", detail=detail)
     if missing := " and no ".join(missing_parts(folder)):
         if is_hub_id(path):
-            detail = f"{path} has no {missing} in the Hugging Face cache: the first start fetches it, or "
+            detail = f"{path} has no {missing} in the Hugging Face cache; the first start downloads it, or "
             return Check(name=name, status="warn", detail=detail + how_to_fetch(path))
         detail = f"model.path: {path} has no {missing}; name a folder in Hugging Face format"
         return Check(name=name, status="fail", detail=detail)

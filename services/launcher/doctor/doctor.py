@@ -70,7 +70,7 @@ def run_steps(steps: Iterable[Step]) -> Iterator[Check]:
 
 
 def all_steps(config: Config) -> Iterator[Step]:
-    """Checks by name; a model that is not there leaves out those that would load it."""
+    """Checks by name. A model that is not on this machine is not loaded: the Hub may be out of reach."""
     model = checks.model_files(config)
     yield "versions", lambda: [versions(config), checks.interpreter(), checks.engine(config)]
     yield (
@@ -84,7 +84,7 @@ def all_steps(config: Config) -> Iterator[Step]:
     yield f"data of task {config.task.name}", lambda: [checks.data(config)]
     yield "the reward on gold answers", lambda: [gold(config)]
     yield f"model {config.model.path}", lambda: [model]
-    if model.status != "fail":
+    if model.status == "ok":
         yield f"the tokenizer of {config.model.path}", lambda: [tokenizer(config)]
 
 
