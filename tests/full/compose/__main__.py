@@ -66,7 +66,7 @@ def main() -> int:
 
 def variables(engine: str, num_steps: int) -> dict[str, str]:
     """Of docker-compose.yml; ports that are free, unless the caller names them."""
-    ports = ("BAPO_BUFFER_PORT", "BAPO_PROMETHEUS_PORT", "BAPO_GRAFANA_PORT")
+    ports = ("BAPO_BUFFER_PORT", "BAPO_DASHBOARD_PORT", "BAPO_PROMETHEUS_PORT", "BAPO_GRAFANA_PORT")
     return {
         "COMPOSE_FILE": "docker-compose.yml",
         "COMPOSE_PROFILES": "cpu",
