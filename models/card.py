@@ -20,22 +20,22 @@ pipeline_tag: text-generation
 # countdown-tiny
 
 A Llama of {num_parameters:,} parameters (float32) that plays Countdown: it tries a few chains of arithmetic, then
-answers. It exists to be improved by reinforcement learning on a laptop: it computes mostly right and searches badly.
+answers. It is a starting point for reinforcement learning on a laptop: it computes mostly correctly and searches badly.
 
     prompt    36,89,24->77:
     response  36+24=60+89=149;36-24=12,89-12=77;<answer>89-(36-24)</answer><eos>
 
-Made by `make base-model`, which is `python -m models.train_base_model --out {folder}`.
+Created with `make base-model`, which runs `python -m models.train_base_model --out {folder}`.
 
 ## Accuracy
 {num_problems:,} held-out problems per set, {group_size} responses each at temperature 1,
-at most {max_new_tokens} new tokens. The interval is the 95 % bootstrap over problems.
+at most {max_new_tokens} new tokens. Intervals are 95 % bootstrap intervals over problems.
 
 | set | accuracy | 95 % interval | solved in {group_size} | greedy | truncated | tokens, mean / p95 |
 |---|---|---|---|---|---|---|
 {accuracy_rows}
 
-Groups of {group_size} by number of right responses, {num_train:,} training prompts (what a run meets at step 0):
+Groups of {group_size} by number of correct responses, {num_train:,} training prompts (what a run sees at step 0):
 
 | prompts | {num_right_header} |
 |---|{num_right_rule}
@@ -44,22 +44,22 @@ Groups of {group_size} by number of right responses, {num_train:,} training prom
 CD-3 has three numbers, CD-4 four, CD-34 half of each. All figures are in `evaluation.json`.
 
 ## Data
-{examples:,} generated examples ({cd3_share:.0%} with three numbers): numbers 1 to 99, targets 10 to 99, values on the
-way 1 to 199, whole divisions only. A response shows random chains that fail, then one that works (with probability
+{examples:,} generated examples ({cd3_share:.0%} with three numbers): numbers 1 to 99, targets 10 to 99, intermediate
+values 1 to 199, exact divisions only. A response shows random chains that fail, then one that works (with probability
 {success:g} at each attempt), and never has more than {max_tokens} tokens. Every problem is from buckets 0 to 7 of
-`crc32(sorted numbers, target) % 10`; reinforcement learning trains on bucket 8 and is measured on bucket 9, so no
-problem is in two of them.
+`crc32(sorted numbers, target) % 10`; reinforcement learning trains on bucket 8 and is evaluated on bucket 9, so no
+problem is in more than one of these sets.
 
 ## Recipe
 {num_iterations:,} iterations of {tokens_per_batch:,} tokens ({tokens:,} in all), Muon for the layers' matrices and
 AdamW for the rest, learning rate {lr:g} after {num_warmup} iterations of warm-up, linear decay to 0, loss on the
 response only, seed {seed}. {cpu_s:.0f} CPU seconds of one core ({wall_s:.0f} s of wall clock); last loss {loss}.
-Number tokens start as points on {num_circles} circles (`models/architecture.py`): without them the same training
-learns far less arithmetic.
+Number tokens start as points on {num_circles} circles (`models/architecture.py`): without this initialization the
+same training learns far less arithmetic.
 
 ## Format
-Hugging Face folder; `AutoTokenizer` and vLLM load it. Every integer 0 to 199 is one token, so decoding is ambiguous
-([3][5] and [35] both read "35"): train on token ids, not on re-tokenised text. Embedding and head are not tied.
+Hugging Face format; `AutoTokenizer` and vLLM load it. Every integer 0 to 199 is one token, so decoding is ambiguous
+([3][5] and [35] both read "35"): train on token ids, not on re-tokenized text. Embedding and head are not tied.
 """
 
 
