@@ -180,8 +180,10 @@ def metrics_row(
 
 def _truncation_fields(batch: Batch) -> dict[str, int]:
     """Of the responses that this step was the first to inspect, whether they train or not."""
-    outcomes = b"".join(result.outcomes for result in batch.results if result.origin is not Origin.X3)
-    return {"num_responses": len(outcomes), "num_truncated": outcomes.count(Outcome.TRUNCATED)}
+    results = [result for result in batch.results if result.origin is not Origin.X3]
+    num_truncated = sum(result.outcomes.count(Outcome.TRUNCATED) for result in results)
+    # Of the rewards: `outcomes` is empty where every response was graded.
+    return {"num_responses": sum(len(result.rewards) for result in results), "num_truncated": num_truncated}
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:

@@ -51,7 +51,7 @@ def test_the_row_of_a_step_by_hand() -> None:
     reused = replace(batch.results[2], outcomes=bytes([Outcome.TRUNCATED] * 2))  # counted in the step of its birth
     batch = replace(batch, results=(truncated, batch.results[1], reused))
     row = metrics_row(batch, report, policy_version=9, config=config, seconds=seconds, alarm=alarm)
-    assert (row["num_responses"], row["num_truncated"]) == (2, 1)
+    assert (row["num_responses"], row["num_truncated"]) == (4, 1)  # the second group has no outcomes: all were graded
     want = {
         "step": 10, "policy_version": 9, "reward_mean": 0.4, "x1": 2, "x2": 0, "x3": 1, "batch_size": 4, "num_bad": 7,
         "staleness_x1_mean": 2.5, "staleness_x1_max": 4, "staleness_x2_mean": None, "staleness_x2_max": None,
