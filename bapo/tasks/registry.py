@@ -20,7 +20,7 @@ from typing import Any, cast
 import bapo.tasks
 from bapo.core.errors import BapoError, ConfigError, did_you_mean
 from bapo.core.types import Prompt
-from bapo.tasks.base import GradesGroups, HasExpert, HasExtract, Task
+from bapo.tasks.base import HasExpert, HasExtract, Task
 from bapo.tasks.rewards import Reward
 from bapo.tasks.user_functions import load_function
 
@@ -73,13 +73,6 @@ def _check_splits(name: str, splits: Sequence[str]) -> None:
 def with_reward(task: Task, reward: Reward) -> Task:
     """`task` with another reward; prompts and gold responses stay."""
     return _RewardedTask(task, reward)
-
-
-def rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
-    """[G] rewards, None where a response cannot be graded. May raise anything: it runs a user's code."""
-    if isinstance(task, GradesGroups):
-        return list(task.rewards(prompt, texts))
-    return [task.reward(prompt, text) for text in texts]
 
 
 def expert_of(task: Task, prompt: Prompt) -> str | None:
