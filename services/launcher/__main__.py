@@ -145,9 +145,7 @@ def _how_to_resume(flags: argparse.Namespace, run: RunDirectory, code: int) -> s
     # A run keeps its configuration, so one that is wrong cannot be continued.
     if flags.verb != "train" or code == ConfigError.exit_code:
         return ""
-    step = run.latest_checkpoint()
-    where = f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
-    return f"\nResume {where}: bapo train --resume {run.path}"
+    return f"\n{run.how_to_resume}"
 
 
 def _write_report(run: RunDirectory, console: Console) -> None:
