@@ -15,17 +15,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from bapo.analysis.study.plan import PlannedRun, Study
 from bapo.analysis.study.state import FINISHED, Found, Results, State, inspect_run
 from bapo.config.load import dump_toml
 from bapo.core.text import duration
-from bapo.runtime.process import dying_with_parent
+from bapo.runtime.process import Interrupts, dying_with_parent
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 
@@ -130,27 +128,6 @@ class Outcome:
     interrupted: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     """Runs that were not started: the user ended the study, or the budget was too small for them."""
-
-
-class Interrupts:
-    """Signals that ask for an end: each is passed on to the launchers once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Within this block signals are counted instead of ending the process (main thread only)."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
 
 
 class Runner:

@@ -17,6 +17,7 @@ from bapo.cli.arguments import waiting
 from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.tasks.dataset import ANSWER_COLUMNS, Row, is_file, read_rows
@@ -165,7 +166,7 @@ def run_toml(
 ) -> str:
     """The text of the file: about 25 lines, a comment on each setting."""
     batch_size = min(BATCH_SIZE, found.num_rows or BATCH_SIZE)
-    num_gpus = sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+    num_gpus = num_gpu_files()
     options = [f"path = {_toml(data)}"]
     if held_out:
         options.append(f"held_out = {{ test = {_toml(held_out)} }}")
