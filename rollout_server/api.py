@@ -105,25 +105,7 @@ def create_app(
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
     _add_weight_files(app, store)
-
-    @app.get("/healthz")
-    async def healthz() -> dict[str, bool]:
-        """The process is alive."""
-        return {"alive": True}
-
-    @app.get("/readyz")
-    def readyz() -> dict[str, bool]:
-        """At least one worker samples."""
-        reason = fleet.readiness()
-        if reason:
-            raise UnavailableError(reason)
-        return {"ready": True}
-
-    @app.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Prometheus text format."""
-        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
-
+    _add_health(app, fleet, telemetry)
     app.state.refused = partial(_count, telemetry)
     for kind in (BapoError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
@@ -145,6 +127,26 @@ def _add_weight_files(app: FastAPI, store: WeightRelay | None) -> None:
     def read(digest: str, offset: int, length: int) -> Response:
         """A piece of a weight file for a worker's host."""
         return Response(store.read(digest, offset, length), media_type="application/octet-stream")
+
+
+def _add_health(app: FastAPI, fleet: Fleet, telemetry: Telemetry) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process is alive."""
+        return {"alive": True}
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, bool]:
+        """At least one worker samples."""
+        reason = fleet.readiness()
+        if reason:
+            raise UnavailableError(reason)
+        return {"ready": True}
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _count(telemetry: Telemetry, reason: Refusal) -> None:
