@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -24,7 +24,7 @@ def module_names(package: str) -> tuple[str, ...]:
     """Names of all modules of a package that begin without an underscore, sorted, of which none is imported; empty
     where the package is not installed."""
     try:
-        found = importlib.util.find_spec(package)
+        found = find_spec(package)
     except ModuleNotFoundError:
         return ()
     modules = pkgutil.iter_modules((found.submodule_search_locations if found else None) or ())
