@@ -115,7 +115,7 @@ class Delivery:
         Args:
             experts: None: groups have no expert row.
             on_death: called with an error that ends one of the threads.
-            on_end: called with the id of each group that the buffer has, or that failed; None: nobody needs to know.
+            on_end: called with the id of each group that the buffer has, or that failed; None: nothing is called.
         """
         self._on_end = on_end
         self._worker_id = worker_id
