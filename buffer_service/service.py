@@ -18,7 +18,7 @@ from bapo.config.tree import Config
 from bapo.core.batch_items import BAD_FRAME
 from bapo.core.call_limits import MOST_GROUPS, in_parts_by_size
 from bapo.core.codec import PulledFrame, frame_problem, pack_pull, unpack_push
-from bapo.core.errors import ContractError, FrameError, FullError, UnavailableError
+from bapo.core.errors import ContractError, FrameError, FullError, NotRetriedError, UnavailableError
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.logs import RateLimitedFilter
 from buffer_service.assembly import Assembler, Wait, is_ready, readiness_text, retained_text
@@ -45,10 +45,6 @@ AHEAD_S = 10.0
 FRAMES_BYTES = 4 << 20
 """Of frames that are read and sent on at once."""
 Frames = Iterator[list[bytes]]
-
-
-class TooManyFailuresError(UnavailableError):
-    """`buffer.max_failures_in_a_row` groups failed in a row: not retried."""
 
 
 class BufferService:
@@ -191,7 +187,8 @@ class BufferService:
     def batch(self, step: int) -> BatchRecord | None:
         """The batch of a step, assembled now if nothing is missing; None when something is.
 
-        Raises: ContractError for a step that is neither next nor retained; TooManyFailuresError.
+        Raises: ContractError for a step that is neither next nor retained; NotRetriedError after
+            `buffer.max_failures_in_a_row` groups that failed.
         """
         for _ in range(ASSEMBLY_LOOKS):
             stored, reading = self.shortfall.stored, self._assembler.read_step(step)
@@ -204,7 +201,7 @@ class BufferService:
             if not is_ready(step, ready, self._config, wanted):
                 self.shortfall.found(step, wanted - ready.num_fresh, stored)
                 if ready.failures_in_a_row >= self._config.buffer.max_failures_in_a_row:
-                    raise TooManyFailuresError(
+                    raise NotRetriedError(
                         f"{ready.failures_in_a_row} groups in a row failed while the learner waits for batch {step} "
                         f"(buffer.max_failures_in_a_row={self._config.buffer.max_failures_in_a_row}); "
                         f"the last one: {ready.last_failure}"

@@ -19,15 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 import bapo
-from bapo.core.errors import BapoError, ConfigError, ContractError, Refusal, UnavailableError
+from bapo.core.errors import BapoError, ConfigError, Refusal, UnavailableError
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.http_guard import BodyError, HttpGuard, Permissions, allow, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import HttpGuard, Permissions, allow, error_answer, named_error
 from bapo.transport.rollout_client import PIECE_BYTES, weight_update_from_map
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightRelay
 
-MOST_MESSAGE_CHARS = 1000
 ROUTES = (
     allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
     allow("PUT", "/workers"),
@@ -106,29 +105,10 @@ def create_app(
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
     _add_weight_files(app, store)
-
-    @app.get("/healthz")
-    async def healthz() -> dict[str, bool]:
-        """The process is alive."""
-        return {"alive": True}
-
-    @app.get("/readyz")
-    def readyz() -> dict[str, bool]:
-        """At least one worker samples."""
-        reason = fleet.readiness()
-        if reason:
-            raise UnavailableError(reason)
-        return {"ready": True}
-
-    @app.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Prometheus text format."""
-        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-    app.state.telemetry, app.state.refused = telemetry, partial(_count, telemetry)
-    app.add_exception_handler(BapoError, _named_error)
-    app.add_exception_handler(RequestValidationError, _invalid_body)
-    app.add_exception_handler(HTTPException, _no_route)
+    _add_health(app, fleet, telemetry)
+    app.state.refused = partial(_count, telemetry)
+    for kind in (BapoError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
     app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
     return app
 
@@ -149,32 +129,30 @@ def _add_weight_files(app: FastAPI, store: WeightRelay | None) -> None:
         return Response(store.read(digest, offset, length), media_type="application/octet-stream")
 
 
+def _add_health(app: FastAPI, fleet: Fleet, telemetry: Telemetry) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process is alive."""
+        return {"alive": True}
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, bool]:
+        """At least one worker samples."""
+        reason = fleet.readiness()
+        if reason:
+            raise UnavailableError(reason)
+        return {"ready": True}
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
 def _count(telemetry: Telemetry, reason: Refusal) -> None:
     telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
 
 
-async def _named_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, BapoError)
-    headers = {"Connection": "close"} if isinstance(error, BodyError) else {}
-    return _answer(request, error, str(error), error.http_status, headers)
-
-
-async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
-
-
-async def _no_route(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, BodyError):  # FastAPI wraps errors of reading the body
-        return await _named_error(request, error.__cause__)
-    message = no_route(request.method, request.url.path, error.detail)
-    return _answer(request, ContractError(message), message, error.status_code, {})
-
-
-def _answer(request: Request, error: BapoError, message: str, status: int, headers: dict[str, str]) -> JSONResponse:
-    if isinstance(error, ContractError):
-        _count(request.app.state.telemetry, error.reason)
-    # Input in messages is truncated, and surrogates are escaped.
-    shown = message[:MOST_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
-    return JSONResponse({"error": name_of(error), "message": shown}, status_code=status, headers=headers)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    named = named_error(error, request.method, request.url.path)
+    return JSONResponse(**error_answer(named, request.app.state.refused))

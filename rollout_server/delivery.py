@@ -104,17 +104,18 @@ class Delivery:
         worker_id: str,
         buffer: Buffer,
         grader: Grader,
-        experts: Experts,
+        experts: Experts | None,
         leases: Leases,
         counts: WorkerCounts,
         num_graders: int,
         on_death: Callable[[BaseException], None],
-        on_end: Callable[[str], None] = lambda request_id: None,
+        on_end: Callable[[str], None] | None,
     ) -> None:
         """
         Args:
+            experts: None: groups have no expert row.
             on_death: called with an error that ends one of the threads.
-            on_end: called with the id of each group that the buffer has, or that failed.
+            on_end: called with the id of each group that the buffer has, or that failed; None: nothing is called.
         """
         self._on_end = on_end
         self._worker_id = worker_id
@@ -150,7 +151,8 @@ class Delivery:
         lease = self._leases.remove(request_id)
         if lease is None:
             return
-        self._on_end(request_id)
+        if self._on_end is not None:
+            self._on_end(request_id)
         self._counts.add(f"failed/{reason}")
         self._counts.add(f"groups/{lease.request.purpose.value}/failed")
         log.warning("group %s failed reason=%s: %s", request_id, reason, detail)
@@ -185,7 +187,8 @@ class Delivery:
         self._counts.add(f"truncated/{purpose}", int(sampled.truncated.sum()))
         began = time.monotonic()
         try:
-            sampled = self._experts.joined(sampled, lease.request)
+            if self._experts is not None:
+                sampled = self._experts.joined(sampled, lease.request)
             rewards = self._grader.grade(lease.request.prompt, sampled.texts)
         except GradingError as error:
             outcome = getattr(error, "reason", "error").removeprefix("verifier_")
@@ -243,7 +246,7 @@ class Delivery:
         for group_id in frames:
             lease = self._leases.remove(group_id)
             result = results.get(group_id)
-            if result is not None:
+            if result is not None and self._on_end is not None:
                 self._on_end(group_id)
             if lease is not None and result is not None:
                 self._counts.add(f"groups/{lease.request.purpose.value}/{result}")

@@ -26,26 +26,23 @@ class NoExpertError(GradingError):
 
 
 class Experts:
-    """Expert rows: `algorithm.num_experts` (0 or 1) per group, none in evaluations."""
+    """Expert rows, with `algorithm.num_experts` = 1: one per group, none in evaluations."""
 
-    def __init__(
-        self, num_experts: int, *, solution: Callable[[Prompt], str | None], encode: Callable[[str], Int32s]
-    ) -> None:
+    def __init__(self, *, solution: Callable[[Prompt], str | None], encode: Callable[[str], Int32s]) -> None:
         """
         Args:
             solution: text of the expert, or None. Raises: GradingError.
             encode: [L] token ids of a response, at least one.
         """
-        self._num = num_experts
         self._solution, self._encode = solution, encode
 
     def to_sample(self, request: RolloutRequest) -> RolloutRequest:
         """The request to the engine: without the expert row."""
-        return replace(request, group_size=request.group_size - self._rows_of(request))
+        return replace(request, group_size=request.group_size - _num_rows(request))
 
     def joined(self, sampled: SampledGroup, request: RolloutRequest) -> SampledGroup:
         """The group with the expert row appended. Raises: NoExpertError; GradingError."""
-        if not self._rows_of(request):
+        if not _num_rows(request):
             return sampled
         text = self._solution(request.prompt)
         if text is None:
@@ -67,8 +64,9 @@ class Experts:
             spans=_with_expert(sampled.spans, len(token_ids), oldest),
         )
 
-    def _rows_of(self, request: RolloutRequest) -> int:
-        return 0 if request.purpose is Purpose.EVALUATE else self._num
+
+def _num_rows(request: RolloutRequest) -> int:
+    return 0 if request.purpose is Purpose.EVALUATE else 1
 
 
 def _with_expert(spans: Int32s | None, num_tokens: int, version: int) -> Int32s | None:

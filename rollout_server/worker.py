@@ -84,11 +84,13 @@ class Worker:
         self._leases = Leases()
         self._counts = WorkerCounts()
         self._rate = Rate()
-        self._partial = PartialRolloutStore(segments)
+        has_budget = config.rollout.generation_budget is not None
+        self._partial = PartialRolloutStore(segments) if has_budget else None
         self._sampler = Sampler(lambda: self._with_budget(make_engine(config)), self)
         self._grader: ClosableGrader | None = None
         self._delivery: Delivery | None = None
-        self._experts = Experts(config.algorithm.num_experts, solution=self._solution, encode=self._encode)
+        has_experts = config.algorithm.num_experts > 0
+        self._experts = Experts(solution=self._solution, encode=self._encode) if has_experts else None
         self._claiming = threading.Event()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -120,7 +122,7 @@ class Worker:
             counts=self._counts,
             num_graders=NUM_GRADERS,
             on_death=self.died,
-            on_end=self._partial.remove,
+            on_end=None if self._partial is None else self._partial.remove,
         )
         self._state = "loaded"
 
@@ -208,7 +210,7 @@ class Worker:
 
     def _with_budget(self, engine: Engine) -> Engine:
         rollout = self._config.rollout
-        if rollout.generation_budget is None:
+        if rollout.generation_budget is None or self._partial is None:
             return engine
         return SegmentedEngine(
             engine,
@@ -264,7 +266,7 @@ class Worker:
             return
         self._silent_since = None
         for request in self._leases.add(requests):
-            self._sampler.submit(self._experts.to_sample(request))
+            self._sampler.submit(request if self._experts is None else self._experts.to_sample(request))
 
     def _renew_all(self) -> None:
         between_s = pause_s = self._config.buffer.lease_s / RENEWALS_PER_LEASE

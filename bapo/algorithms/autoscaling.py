@@ -35,7 +35,7 @@ from pydantic import Field, model_validator
 from bapo.algorithms.settings import MOST_SECONDS, Frozen
 
 
-class Reason(StrEnum):
+class ScalingReason(StrEnum):
     """Why the desired number is what it is."""
 
     OFF = "off"
@@ -115,11 +115,11 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ScalingDecision:
     """What the rule wants."""
 
     desired: int
-    reason: Reason
+    reason: ScalingReason
     need: float | None = None
     """Workers, a real number; None while a rate is unknown."""
     missing: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Decision:
 
 def decide(
     settings: AutoscalingConfig, most: int, state: State, seen: Observation, now_s: float
-) -> tuple[State, Decision]:
+) -> tuple[State, ScalingDecision]:
     """The next number of workers, within [min_workers, most] whatever happens.
 
     Args:
@@ -138,19 +138,23 @@ def decide(
     state = _remember(settings, state, seen)
     number = min(max(seen.wanted, settings.min_workers), most)
     if number != seen.wanted:
-        return _changed(state, now_s), Decision(desired=number, reason=Reason.BOUNDS, need=_need(settings, state))
+        return _changed(state, now_s), ScalingDecision(
+            desired=number, reason=ScalingReason.BOUNDS, need=_need(settings, state)
+        )
     if missing := tuple(name for name in INPUTS if getattr(seen, name) is None):
-        return state, Decision(desired=number, reason=Reason.MISSING, need=_need(settings, state), missing=missing)
+        return state, ScalingDecision(
+            desired=number, reason=ScalingReason.MISSING, need=_need(settings, state), missing=missing
+        )
     need = _need(settings, state)
     assert need is not None, "both rates are known"
     target, reason = _target(settings, state, seen, need)
     target = min(max(target, number - settings.max_down, settings.min_workers), number + settings.max_up, most)
     if held := _why_not(settings, state, seen, target, now_s):
-        return state, Decision(desired=number, reason=held, need=need)
+        return state, ScalingDecision(desired=number, reason=held, need=need)
     if target == number:
         # Also when the bounds alone keep the number: then the reason says what is lacking.
-        return state, Decision(desired=number, reason=reason, need=need)
-    return _changed(state, now_s), Decision(desired=target, reason=reason, need=need)
+        return state, ScalingDecision(desired=number, reason=reason, need=need)
+    return _changed(state, now_s), ScalingDecision(desired=target, reason=reason, need=need)
 
 
 def _remember(settings: AutoscalingConfig, state: State, seen: Observation) -> State:
@@ -181,7 +185,7 @@ def _need(settings: AutoscalingConfig, state: State) -> float | None:
     return state.consume_rate * (1 + settings.headroom) / state.produce_rate
 
 
-def _target(settings: AutoscalingConfig, state: State, seen: Observation, need: float) -> tuple[int, Reason]:
+def _target(settings: AutoscalingConfig, state: State, seen: Observation, need: float) -> tuple[int, ScalingReason]:
     """Before limits, cooldown and bounds. Monotone: more demand or waiting never gives a smaller number."""
     assert state.wait_share is not None
     assert state.idle_share is not None
@@ -194,36 +198,38 @@ def _target(settings: AutoscalingConfig, state: State, seen: Observation, need: 
     stale = seen.stale_share > settings.stale_threshold
     if starved:
         if number < math.ceil(need / band):
-            return math.ceil(need), Reason.RATE_ABOVE
-        return number + 1, Reason.LEARNER_WAITS
+            return math.ceil(need), ScalingReason.RATE_ABOVE
+        return number + 1, ScalingReason.LEARNER_WAITS
     if stale:
-        return min(number - 1, math.ceil(enough)), Reason.GROUPS_STALE
+        return min(number - 1, math.ceil(enough)), ScalingReason.GROUPS_STALE
     if number < math.ceil(need / band):
-        return math.ceil(need), Reason.RATE_ABOVE
+        return math.ceil(need), ScalingReason.RATE_ABOVE
     if number > math.ceil(enough * band):
-        return math.ceil(enough), Reason.RATE_BELOW
+        return math.ceil(enough), ScalingReason.RATE_BELOW
     if not waits and seen.ready_batches >= settings.ready_high and math.ceil(enough) < number:
-        return number - 1, Reason.GROUPS_WAIT
-    return number, Reason.MATCHED
+        return number - 1, ScalingReason.GROUPS_WAIT
+    return number, ScalingReason.MATCHED
 
 
-def _why_not(settings: AutoscalingConfig, state: State, seen: Observation, target: int, now_s: float) -> Reason | None:
+def _why_not(
+    settings: AutoscalingConfig, state: State, seen: Observation, target: int, now_s: float
+) -> ScalingReason | None:
     """What holds a change back; None when nothing does."""
     assert seen.version_lag is not None
     if target == seen.wanted:
         return None
     if state.windows < 2:
-        return Reason.MEASURING
+        return ScalingReason.MEASURING
     if target > seen.wanted:
         if seen.ready < seen.wanted:
-            return Reason.STARTING
+            return ScalingReason.STARTING
         if seen.spare_share >= settings.spare_threshold:
-            return Reason.WORK_LACKS
+            return ScalingReason.WORK_LACKS
         if seen.version_lag > seen.lag_bound:
-            return Reason.WEIGHTS_LATE
+            return ScalingReason.WEIGHTS_LATE
     wait_s = settings.up_cooldown_s if target > seen.wanted else settings.down_cooldown_s
     if state.changed_s is not None and now_s - state.changed_s < wait_s:
-        return Reason.COOLDOWN
+        return ScalingReason.COOLDOWN
     return None
 
 

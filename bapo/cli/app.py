@@ -11,8 +11,8 @@ import typer
 import bapo
 from bapo.cli import config, env, reward, tokens
 from bapo.cli.arguments import TAKES_OVERRIDES
-from bapo.cli.buffer import app as buffer
-from bapo.cli.help import HELP, Command, Group, Panel
+from bapo.cli.buffer import files, inspect, maintain
+from bapo.cli.help import HELP, Command, Group, Panel, group
 from bapo.cli.recorded import compare, replay, whatif
 from bapo.cli.running import logs, monitor, runs, stop
 from bapo.cli.training import init, study, train, up
@@ -28,6 +28,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+buffer = group("Inspect, check, export and edit the buffer of a running run.")
+for command in (
+    inspect.stats, inspect.bad, inspect.high, inspect.groups, inspect.show, files.export, files.snapshot, files.restore,
+    maintain.drop, maintain.verify,
+):  # fmt: skip
+    buffer.command(cls=Command)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -67,7 +75,7 @@ _add(Panel.INSPECT, monitor.track)
 _add(Panel.INSPECT, whatif.explain)
 _add(Panel.INSPECT, whatif.simulate, overrides=True)
 _add(Panel.INSPECT, replay.replay)
-app.add_typer(buffer.app, name="buffer", rich_help_panel=Panel.BUFFER.value)
+app.add_typer(buffer, name="buffer", rich_help_panel=Panel.BUFFER.value)
 app.add_typer(config.app, name="config", rich_help_panel=Panel.CONFIGURE.value)
 _add(Panel.CONFIGURE, monitor.doctor, overrides=True)
 _add(Panel.CONFIGURE, env.env)

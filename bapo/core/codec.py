@@ -44,13 +44,11 @@ from bapo.core.types import (
     Batch,
     Group,
     GroupResult,
-    GroupStat,
     Outcome,
     Prompt,
     Purpose,
     RolloutRequest,
     Timing,
-    stat_of,
 )
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -205,13 +203,8 @@ def batch_header(batch: Batch) -> dict[str, Any]:
 
 def pack_batch_frames(header: Mapping[str, Any], frames: list[bytes]) -> bytes:
     """A batch frame from its header and stored group frames: the service never unpacks the groups."""
-    return b"".join([pack_batch_start(header, sum(map(len, frames))), *frames])
-
-
-def pack_batch_start(header: Mapping[str, Any], num_body_bytes: int) -> bytes:
-    """What precedes the groups' frames in a batch frame, so that a server can send them as it reads them."""
     # msgspec is six times faster. It would take sets for lists; but no foreign values are in this header.
-    return frame_start(KIND_BATCH, header, num_body_bytes, _ENCODER.encode)
+    return b"".join([frame_start(KIND_BATCH, header, sum(map(len, frames)), _ENCODER.encode), *frames])
 
 
 def unpack_batch(frame: bytes | memoryview) -> Batch:
@@ -284,22 +277,6 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: bytes
     """[G] values of Outcome, one byte per response."""
     timing: Timing
-
-    @property
-    def num_truncated(self) -> int:
-        """Responses that reached the length limit."""
-        return self.outcomes.count(Outcome.TRUNCATED)
-
-    @property
-    def stat(self) -> GroupStat:
-        """What the composer needs."""
-        return stat_of(
-            group_id=self.group_id,
-            prompt_id=self.prompt.prompt_id,
-            policy_version=self.policy_version,
-            rewards=self.rewards,
-            outcomes=self.outcomes,
-        )
 
 
 class _PromptFields(msgspec.Struct, forbid_unknown_fields=True):

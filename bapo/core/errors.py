@@ -11,6 +11,7 @@
       UnavailableError     a peer is down or not ready yet                       HTTP 503, retried with a deadline
         OutOfMemoryError   a process had too little memory                       exit 3, the message names settings
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
+        NotRetriedError    a peer says that trying again does not help           HTTP 503, never retried
       NodeDiedError        the Ray node of a rollout server is gone              exit 1 like a crash: it is restarted
       DeadlineError        a named wait ran past its deadline                    exit 5, names what it waited for
       RankLostError        another rank of the learner is gone or silent         exit 6, the other one is the cause
@@ -150,6 +151,10 @@ class FullError(UnavailableError):
     http_status = 429
     retry_after_s = 1.0
     """What the peer asked for, or a pause that suits any."""
+
+
+class NotRetriedError(UnavailableError):
+    """A peer cannot answer, and trying again does not help."""
 
 
 class NodeDiedError(BapoError):

@@ -11,6 +11,7 @@ With P parameters, in bytes, activations and caches of the engines not counted:
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
@@ -30,6 +31,11 @@ def memory_gib(config: Config, parameters: int = 0) -> float:
     if "GPU" not in worker_resources(config.rollout):
         weights += config.rollout.num_workers * engine_bytes(config, parameters)
     return BASE_GIB + ENGINE_GIB * config.rollout.num_workers + weights / GIB
+
+
+def num_gpu_files() -> int:
+    """NVIDIA GPUs of this machine by their device files: without nvidia-smi, and at once."""
+    return sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
 
 
 def learner_bytes(config: Config, parameters: int) -> int:

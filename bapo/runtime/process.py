@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -80,6 +81,43 @@ def end_now(code: int) -> NoReturn:
     """End without waiting for threads: what they do must be lost without harm."""
     logging.shutdown()
     os._exit(code)
+
+
+class Interrupts:
+    """Counts Ctrl-C, SIGTERM and SIGHUP: the first asks for a clean end, the second for an immediate one."""
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def install(self) -> None:
+        """From now on they are counted instead of ending the process (main thread only)."""
+        for number in self.NUMBERS:
+            signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """`install` within this block."""
+        before = {number: signal.getsignal(number) for number in self.NUMBERS}
+        self.install()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @property
+    def asked(self) -> bool:
+        return self.count > 0
+
+    @property
+    def hurried(self) -> bool:
+        """Whether it should end without grace."""
+        return self.count > 1
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.count += 1
 
 
 PR_SET_PDEATHSIG = 1

@@ -9,18 +9,15 @@ Every mistake is a ConfigError that says what was searched for and what exists.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, cast
 
-import bapo.tasks
 from bapo.core.errors import BapoError, ConfigError, did_you_mean
+from bapo.core.plugins import plugin, plugin_names
 from bapo.core.types import Prompt
-from bapo.tasks.base import GradesGroups, HasExpert, HasExtract, Task
+from bapo.tasks.base import HasExpert, HasExtract, Task
 from bapo.tasks.rewards import Reward
 from bapo.tasks.user_functions import load_function
 
@@ -75,13 +72,6 @@ def with_reward(task: Task, reward: Reward) -> Task:
     return _RewardedTask(task, reward)
 
 
-def rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
-    """[G] rewards, None where a response cannot be graded. May raise anything: it runs a user's code."""
-    if isinstance(task, GradesGroups):
-        return list(task.rewards(prompt, texts))
-    return [task.reward(prompt, text) for text in texts]
-
-
 def expert_of(task: Task, prompt: Prompt) -> str | None:
     """The expert solution of a prompt: `expert` where the task has it, else its gold response."""
     return task.expert(prompt) if isinstance(task, HasExpert) else task.gold(prompt)
@@ -99,11 +89,9 @@ def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt,
     return task.extract
 
 
-@cache
 def built_in_tasks() -> tuple[str, ...]:
     """Names of the modules of this folder that have a `make_task`, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(bapo.tasks.__path__))
-    return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
+    return plugin_names(__package__, FACTORY)
 
 
 def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
@@ -129,11 +117,7 @@ def _built_in(name: str) -> Callable[..., Any]:
             f"task.name: there is no task {name!r}{did_you_mean(name, known)}. Built in: {', '.join(known)}; "
             'a task of your own is named "package.module:factory"'
         )
-    return cast(Callable[..., Any], getattr(_module(name), FACTORY))
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{bapo.tasks.__name__}.{name}")
+    return cast(Callable[..., Any], getattr(plugin(__package__, name), FACTORY))
 
 
 def _check_arguments(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -9,16 +9,13 @@ An adapter is one file of `bapo/tasks/adapters` with `make_reward(name)`; its na
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import cast
 
-import bapo.tasks.adapters
+from bapo.core.plugins import module_names, plugin
 from bapo.core.types import Prompt
 
+ADAPTERS = "bapo.tasks.adapters"
 DEFAULT_ADAPTER = "plain"
 FACTORY = "make_reward"
 
@@ -39,17 +36,5 @@ class Reward:
 def load_reward(name: str) -> Reward:
     """The reward of that name. Imports the user's code. Raises: ConfigError if it is not there or cannot be called."""
     prefix, _, rest = name.partition(":")
-    adapter, function = (prefix, rest) if prefix in adapters() else (DEFAULT_ADAPTER, name)
-    made = _adapter(adapter)(function)
-    return Reward(name=name, of_group=made)
-
-
-@cache
-def adapters() -> tuple[str, ...]:
-    """Names of the files of `bapo/tasks/adapters`, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(bapo.tasks.adapters.__path__)))
-
-
-def _adapter(name: str) -> Callable[[str], Callable[[Prompt, Sequence[str]], Sequence[float | None]]]:
-    module = importlib.import_module(f"{bapo.tasks.adapters.__name__}.{name}")
-    return cast("Callable[[str], Callable[[Prompt, Sequence[str]], Sequence[float | None]]]", getattr(module, FACTORY))
+    adapter, function = (prefix, rest) if prefix in module_names(ADAPTERS) else (DEFAULT_ADAPTER, name)
+    return Reward(name=name, of_group=getattr(plugin(ADAPTERS, adapter), FACTORY)(function))

@@ -141,7 +141,7 @@ class BufferClient:
 
         Args:
             cursor: fresh requests ever enqueued, including these; a call whose cursor is not above the stored one adds
-                nothing. Such a call is atomic: at most what `bapo.transport.messages.first_call` returns.
+                nothing. Such a call is atomic: at most what one call may carry.
             spares: how many of the cursor are beyond B per step; stored with it.
         Returns: how many were new.
         """

@@ -16,11 +16,19 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.core.errors import BY_NAME, AccessError, BapoError, ContractError, Refusal, UnavailableError
+from bapo.core.errors import (
+    BY_NAME,
+    AccessError,
+    BapoError,
+    ContractError,
+    NotRetriedError,
+    Refusal,
+    UnavailableError,
+)
 from bapo.core.text import plain
 from bapo.runtime.auth.api_tokens import TOKEN_FILE, Keyring, Role
 from bapo.runtime.logs import RateLimitedFilter
@@ -44,6 +52,8 @@ ROLE = "bapo.role"
 ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
 MOST_PROBLEMS = 3
 """Validation errors named in one answer."""
+MOST_MESSAGE_CHARS = 1000
+RETRY_AFTER_S = 1
 SERVER_SETTINGS: dict[str, Any] = {
     "http": "h11",  # httptools has no limit on headers
     "h11_max_incomplete_event_size": 64 << 10,
@@ -293,17 +303,50 @@ async def _answer(send: Send, status: int, cls: type[BapoError], message: str, *
     await send({"type": "http.response.body", "body": body})
 
 
-def name_of(error: BapoError) -> str:
-    """Name of the error's class, or of its nearest base, that clients know (`bapo.core.errors.BY_NAME`)."""
-    return next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
+class RouteError(ContractError):
+    """No route has this path, or this method."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.http_status = status
 
 
-def wrong_fields(method: str, path: str, errors: Sequence[Mapping[str, Any]]) -> str:
-    """Message about the first validation errors of pydantic, each with its path."""
-    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors[:MOST_PROBLEMS]]
-    return f"{method} {path}: {'; '.join(problems)}"
+def named_error(error: Any, method: str, path: str) -> BapoError:
+    """What a BapoError, a RequestValidationError of FastAPI or an HTTPException is answered as.
+
+    FastAPI is not imported here: `bapo` is light.
+    """
+    if isinstance(error, BapoError):
+        return error
+    if isinstance(error.__cause__, BodyError):  # FastAPI has wrapped what reading the body raised
+        return error.__cause__
+    if hasattr(error, "errors"):
+        problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:MOST_PROBLEMS]]
+        return ContractError(f"{method} {path}: {'; '.join(problems)}")
+    return RouteError(f"{method} {path}: {error.detail}; the API is described at /docs", error.status_code)
 
 
-def no_route(method: str, path: str, detail: str) -> str:
-    """Message for a path or method without a route."""
-    return f"{method} {path}: {detail}; the API is described at /docs"
+def error_answer(error: BapoError, refused: Callable[[Refusal], None]) -> dict[str, Any]:
+    """Arguments of the JSON response that `bapo.transport.service_client` turns into the same class again.
+
+    Args:
+        refused: called with the reason when the sender did wrong (a metric).
+    """
+    retry = isinstance(error, UnavailableError) and not isinstance(error, NotRetriedError)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
+    if isinstance(error, BodyError):
+        headers["Connection"] = "close"
+    if isinstance(error, ContractError):
+        refused(error.reason)
+    if isinstance(error, AccessError):
+        refused(Refusal.NO_RIGHT)
+    # The nearest class that clients know.
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
+    body = {"error": name, "message": _shortened(str(error)), "retry": retry}
+    return {"content": body, "status_code": error.http_status, "headers": headers}
+
+
+def _shortened(message: str) -> str:
+    """A megabyte of nonsense is not echoed to its sender, and half a character cannot be."""
+    shown = message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."
+    return shown.encode(errors="backslashreplace").decode()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bapo.core.call_limits import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
-from bapo.core.codec import prompt_from_map, prompt_map, request_map
+from bapo.core.codec import prompt_from_map, prompt_map
 from bapo.core.errors import ContractError
-from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
+from bapo.core.types import HardPrompt, Prompt, Purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +114,6 @@ class BufferStatus:
             sum(self.reevaluation_rounds.values()),
             sum(self.evaluations.values()),
         )
-
-
-def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-    """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
-    sent = (json.dumps(request_map(request)).encode() for request in requests)
-    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len)))]
 
 
 def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from bapo.core.errors import (
     ContractError,
     DeadlineError,
     FullError,
+    NotRetriedError,
     Refusal,
     UnavailableError,
 )
@@ -50,10 +51,6 @@ MOST_SHOWN = 200
 Piece = bytes | bytearray | memoryview
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
 """A mapping or `bapo.core.json_values.Json` is sent as JSON."""
-
-
-class RefusedError(UnavailableError):
-    """The service is unavailable and says that a retry does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +153,7 @@ class ServiceClient:
             url = self.url
             try:
                 return self._once(url, method, path, sent, query, wait_s)
-            except RefusedError:
+            except NotRetriedError:
                 raise
             except FullError as error:
                 if time.monotonic() + error.retry_after_s > full_until:
@@ -242,7 +239,7 @@ class ServiceClient:
             cls = UnavailableError if status in AWAY else BapoError
             return cls(f"{what} with HTTP {status}: {data[:MOST_SHOWN]!r}")
         if cls is UnavailableError and fields.get("retry") is False:
-            return RefusedError(message)
+            return NotRetriedError(message)
         return cls(message)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from bapo.algorithms.autoscaling import AutoscalingConfig, Observation, Reason, State, decide
+from bapo.algorithms.autoscaling import AutoscalingConfig, Observation, ScalingReason, State, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,4 +284,4 @@ def changes_of(points: Sequence[Point]) -> int:
     return sum(a.desired != b.desired for a, b in pairwise(points))
 
 
-REASONS = tuple(reason.value for reason in Reason)
+REASONS = tuple(reason.value for reason in ScalingReason)

@@ -15,16 +15,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
-from bapo.core.errors import AccessError, BapoError, ContractError, Refusal, UnavailableError
+from bapo.core.errors import BapoError, Refusal
 from bapo.runtime.auth.api_tokens import Keyring
-from bapo.transport.http_guard import BodyError, HttpGuard, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import BodyError, HttpGuard, error_answer, named_error
 from buffer_service.http.context import Context, Here
 from buffer_service.http.long_poll import aside
 from buffer_service.http.permissions import PERMISSIONS
 from buffer_service.http.routes import batches, frames, inspection, maintenance, selectors, work
 from buffer_service.http.schemas import ErrorAnswer
 from buffer_service.metrics import BufferMetrics
-from buffer_service.service import TooManyFailuresError
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
@@ -73,9 +72,8 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
         health,
     ):
         app.include_router(router)
-    app.add_exception_handler(BapoError, _named_error)
-    app.add_exception_handler(RequestValidationError, _invalid_body)
-    app.add_exception_handler(HTTPException, _no_route)
+    for kind in (BapoError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
     app.add_middleware(Timed, metrics=metrics)
     app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
     return app
@@ -137,49 +135,9 @@ def _may_wait(scope: Scope) -> bool:
     return scope["path"] == "/requests/claim" or b"wait_s" in scope["query_string"]
 
 
-async def _named_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BapoError)
-    return error_response(error, request.app.state.metrics)
-
-
-async def _invalid_body(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
-        return await _named_error(request, error.__cause__)
+async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, ClientDisconnect):
-        return await _named_error(request, BodyError("the body is cut off", Refusal.LENGTH))
-    request.app.state.metrics.refused(Refusal.CONTRACT)
-    message = no_route(request.method, request.url.path, error.detail)
+        error = BodyError("the body is cut off", Refusal.LENGTH)
     return JSONResponse(
-        {"error": ContractError.__name__, "message": message, "retry": False}, status_code=error.status_code
+        **error_answer(named_error(error, request.method, request.url.path), request.app.state.metrics.refused)
     )
-
-
-# Errors of the tree as answers, with a body that `bapo.transport.service_client` turns into the same class again.
-
-RETRY_AFTER_S = 1
-MOST_MESSAGE_CHARS = 1000
-
-
-def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
-    """The answer to a request that ended so; what the sender did wrong is counted."""
-    retry = isinstance(error, UnavailableError) and not isinstance(error, TooManyFailuresError)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
-    if isinstance(error, BodyError):
-        headers["Connection"] = "close"
-    if isinstance(error, ContractError):
-        metrics.refused(error.reason)
-    if isinstance(error, AccessError):
-        metrics.refused(Refusal.NO_RIGHT)
-    body = {"error": name_of(error), "message": _shortened(str(error)), "retry": retry}
-    return JSONResponse(body, status_code=error.http_status, headers=headers)
-
-
-def _shortened(message: str) -> str:
-    """A megabyte of nonsense is not echoed to its sender."""
-    return message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."

@@ -55,7 +55,6 @@ ROUTES = (
     allow("GET", "/bad", Role.VIEWER),
     allow("GET", "/high", Role.VIEWER),
     allow("GET", "/batches", SCHEDULER, Role.VIEWER),
-    allow("GET", "/thresholds", Role.VIEWER),
     allow("GET", "/counters", Role.VIEWER),
     allow("GET", "/metrics", Role.VIEWER),
     allow("GET", "/verify", Role.VIEWER),

@@ -327,15 +327,3 @@ class TablePage(Page):
 
     step: int
     """Newest assembled step: ages are measured from it."""
-
-
-class ThresholdsAnswer(Body):
-    """Thresholds of the newest batch (eq. 8); null before the first."""
-
-    model_config = example(step=12, r_tot=0.4, c1=0.125, c2=0.275, c3=0.4)
-
-    step: int
-    r_tot: float | None
-    c1: float
-    c2: float | None
-    c3: float | None

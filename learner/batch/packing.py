@@ -6,7 +6,7 @@ Suffixes: E groups of the batch, R responses, M response tokens (what is trained
 
 Nothing is padded. A prompt is packed once per micro-batch for all responses of its group that are in it, and the last
 token of a response is not packed, because nothing is predicted from it. Neither cutting nor dealing changes the loss:
-each response token carries its weight over the whole mini-batch (`losses.aggregation.token_weights`).
+each response token carries its weight over the whole mini-batch (`losses.objective.token_weights`).
 """
 
 from __future__ import annotations

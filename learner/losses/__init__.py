@@ -1,7 +1,6 @@
 """Policy losses: one file per method, which has a `make_loss`.
 
-base         what a loss is given, what it gives, and how the config's name finds it
-ratios       probability ratios and how they are clipped
-aggregation  a weight per token over the mini-batch
-objective    a loss with its importance weight, its KL term and its entropy
+base       what a loss is given, what it gives, and how the config's name finds it
+ratios     probability ratios and how they are clipped
+objective  a loss with its importance weight, its KL term, its entropy, and the weight of each token in the mini-batch
 """

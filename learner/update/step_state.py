@@ -23,9 +23,8 @@ from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of
-from learner.losses.aggregation import token_weights
 from learner.losses.base import Rows, TokenInputs
-from learner.losses.objective import importance_weight
+from learner.losses.objective import importance_weight, token_weights
 from learner.update.anchors import GenerationMemory, known_anchors
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from bapo.algorithms.autoscaling import INPUTS, Decision, Observation, Reason, State, decide
+from bapo.algorithms.autoscaling import INPUTS, Observation, ScalingDecision, ScalingReason, State, decide
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
 from bapo.runtime.metrics.server import Telemetry
@@ -83,7 +83,11 @@ class Autoscaler:
         self._state = State()
         self._window: Window | None = None
         self._desired = config.rollout.num_workers
-        self._export(Decision(desired=self._desired, reason=Reason.OFF if self._mode == "off" else Reason.MEASURING))
+        self._export(
+            ScalingDecision(
+                desired=self._desired, reason=ScalingReason.OFF if self._mode == "off" else ScalingReason.MEASURING
+            )
+        )
 
     @property
     def refusal(self) -> str:
@@ -109,7 +113,7 @@ class Autoscaler:
     def turn(self) -> None:
         """Observe once, and decide at the end of a window. Raises: BapoError when the buffer does not answer."""
         if self._mode == "off":
-            self._export(Decision(desired=self._fleet.num_wanted, reason=Reason.OFF))
+            self._export(ScalingDecision(desired=self._fleet.num_wanted, reason=ScalingReason.OFF))
             return
         if self._mode == "external" and self._room is not None:
             self._fill(self._room())
@@ -169,12 +173,12 @@ class Autoscaler:
         if changes and self._mode == "fleet":
             self._fleet.scale(decision.desired)
 
-    def _export(self, decision: Decision) -> None:
+    def _export(self, decision: ScalingDecision) -> None:
         self._desired = decision.desired
         self._telemetry.gauge("bapo_rollout_desired_workers").set(decision.desired)
         if decision.need is not None:
             self._telemetry.gauge("bapo_rollout_needed_workers").set(decision.need)
-        for reason in Reason:
+        for reason in ScalingReason:
             shown = self._telemetry.gauge("bapo_rollout_scaling_reason").labels(reason=reason.value)
             shown.set(reason is decision.reason)
 

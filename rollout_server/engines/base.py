@@ -13,10 +13,7 @@ A new engine is one file of this folder, `<name>.py`, that defines:
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import math
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -24,9 +21,9 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-import rollout_server.engines
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError
+from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.plugins import module_names, plugin
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import RolloutRequest
 
@@ -180,18 +177,12 @@ def engine_module(name: str) -> EngineModule:
     """
     known = known_engines()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, known)
         raise ConfigError(f"rollout.engine: there is no engine {name!r}{hint}; known are {', '.join(known)}")
-    return cast(EngineModule, _module(name))
+    return cast(EngineModule, plugin(__package__, name))
 
 
 def known_engines() -> list[str]:
     """Names of the engine files, sorted; files that begin with an underscore belong to an engine."""
     # Without importing them, which may take half a minute.
-    names = (module.name for module in pkgutil.iter_modules(rollout_server.engines.__path__))
-    return sorted(name for name in names if name != "base" and not name.startswith("_"))
-
-
-def _module(name: str) -> object:
-    return importlib.import_module(f"{rollout_server.engines.__name__}.{name}")
+    return [name for name in module_names(__package__) if name != "base"]

@@ -22,7 +22,7 @@ import bapo
 from bapo.core.errors import BapoError, ContractError, Refusal
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Permissions, allow, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Permissions, allow, error_answer, named_error
 from bapo.transport.listen import BACKLOG
 from services.dashboard.assets import all_assets, served_document
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask
@@ -64,9 +64,8 @@ def create_app(
         app.add_api_route(f"{API}/{endpoint.name}", _route(view, endpoint), methods=["GET"], name=endpoint.name)
     app.include_router(_health(telemetry))
     app.state.refused = partial(_count, telemetry)
-    app.add_exception_handler(BapoError, _named_error)
-    app.add_exception_handler(RequestValidationError, _invalid_query)
-    app.add_exception_handler(HTTPException, _no_route)
+    for kind in (BapoError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
     app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
     return app
 
@@ -146,22 +145,6 @@ def _count(telemetry: Telemetry, reason: Refusal) -> None:
     telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
 
 
-async def _named_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BapoError)
-    return _refused(request, error, error.http_status)
-
-
-async def _invalid_query(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _refused(request, ContractError(no_route(request.method, request.url.path, error.detail)), error.status_code)
-
-
-def _refused(request: Request, error: BapoError, status: int) -> Response:
-    if isinstance(error, ContractError):
-        request.app.state.refused(error.reason)
-    return JSONResponse({"error": name_of(error), "message": str(error), "retry": False}, status_code=status)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    named = named_error(error, request.method, request.url.path)
+    return JSONResponse(**error_answer(named, request.app.state.refused))

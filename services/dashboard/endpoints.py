@@ -11,15 +11,16 @@ from typing import Any
 
 from bapo.analysis.whatif.history import History
 from bapo.config.tree import Config
+from bapo.core.errors import ContractError
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.run_directory.layout import RunDirectory
-from services.dashboard.files import files
 from services.dashboard.group import exported_group, group
 from services.dashboard.overview import PromptVisits, StepRows, overview
 from services.dashboard.prompts import PromptIndex, exported_prompt, exported_prompts, prompt, prompts
 from services.dashboard.run_view import LiveBuffer, RunView
 from services.dashboard.search import Texts, search
 
+TAIL_BYTES = 64 * 1024
 FOLDS = (StepRows, PromptVisits, History, PromptIndex, Texts)
 """What is kept of the steps; one object per class for all endpoints."""
 
@@ -38,6 +39,34 @@ def live(view: RunView) -> dict[str, Any]:
     Compositions are asked for while there are no records of steps to show in their place.
     """
     return {"live": view.live.numbers(with_batches=not view.num_steps) if view.live else None}
+
+
+def files(view: RunView, *, part: str = "") -> dict[str, Any]:
+    """The resolved configuration, the names of the logs, and the last lines of one.
+
+    Args:
+        part: a log of RUN/logs, without `.log`; empty: none.
+    Raises: ContractError for a part that has no log.
+    """
+    logs = {path.stem: path for path in sorted((view.run.path / "logs").glob("*.log"))}
+    if part and part not in logs:
+        raise ContractError(
+            f"run {view.config.run.name} has no log {part[:80]!r}; there are {', '.join(logs) or 'none'}"
+        )
+    return {
+        "configuration": view.run.config_path.read_text(encoding="utf-8"),
+        "parts": list(logs),
+        "part": part,
+        "tail": _tail(logs[part].read_bytes()) if part else "",
+    }
+
+
+def _tail(content: bytes) -> str:
+    """The last whole lines."""
+    cut = content[-TAIL_BYTES:]
+    if len(cut) < len(content):
+        cut = cut.partition(b"\n")[2]
+    return cut.decode(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,14 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import Receive, Scope, Send
 
 from bapo.config.load import load_resolved
 from bapo.core.errors import BapoError
@@ -29,12 +32,53 @@ from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.assets import write_export
 from services.dashboard.endpoints import view_of
-from services.dashboard.folder import RunFolder
 from services.dashboard.run_view import LiveBuffer
 
 HOST = "127.0.0.1"
 PORT = 8709
 """No process of a run listens there by default, so that a run can be inspected while another one trains."""
+
+
+MakeApp = Callable[[Path, "RunFolder"], FastAPI]
+
+
+class RunFolder:
+    """An ASGI app over the run directories of a folder: /NAME/ is the page of the run NAME, / leads to the newest one.
+
+    Each run has an app of its own, made at its first request; a run that is not opened is not read.
+    """
+
+    def __init__(self, folder: Path, first: str | None, make: MakeApp) -> None:
+        """
+        Args:
+            first: the run that / leads to; None: the newest.
+            make: the app of one run directory.
+        """
+        self._folder, self._first, self._make = folder, first, make
+        self._apps: dict[str, FastAPI] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """The runs that the folder holds now, the newest first."""
+        configs = sorted(self._folder.glob("*/config.toml"), key=lambda path: path.stat().st_mtime, reverse=True)
+        return tuple(path.parent.name for path in configs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        name, slash, rest = scope["path"].lstrip("/").partition("/")
+        names = self.names()
+        if not name and names:
+            answer = RedirectResponse(f"/{quote(self._first or names[0])}/")
+            await answer(scope, receive, send)
+        elif name not in names:
+            await PlainTextResponse(f"no run {name[:80]!r} in {self._folder}", 404)(scope, receive, send)
+        elif not slash:
+            await RedirectResponse(f"/{quote(name)}/")(scope, receive, send)
+        else:
+            if name not in self._apps:
+                self._apps[name] = self._make(self._folder / name, self)
+            inner = {**scope, "path": f"/{rest}", "raw_path": quote(f"/{rest}").encode()}
+            await self._apps[name](inner, receive, send)
 
 
 def serve(path: Path, host: str, port: int) -> None:

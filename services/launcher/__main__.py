@@ -19,6 +19,7 @@ from rich.text import Text
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
+from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import scenarios
 from services.launcher.display.console import Display, LineDisplay, QuietDisplay, VerboseDisplay, make_display, watch
@@ -29,7 +30,7 @@ from services.launcher.doctor.dry_run import dry_run
 from services.launcher.gpus.devices import visible_here
 from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.session import Session, lock, remember
-from services.launcher.supervision.children import InterruptedRunError, Interrupts
+from services.launcher.supervision.children import InterruptedRunError
 from services.launcher.supervision.supervisor import ChildFailedError, explain
 
 INTERRUPTED = 130
@@ -145,9 +146,7 @@ def _how_to_resume(flags: argparse.Namespace, run: RunDirectory, code: int) -> s
     # A run keeps its configuration, so one that is wrong cannot be continued.
     if flags.verb != "train" or code == ConfigError.exit_code:
         return ""
-    step = run.latest_checkpoint()
-    where = f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
-    return f"\nResume {where}: bapo train --resume {run.path}"
+    return f"\n{run.how_to_resume}"
 
 
 def _write_report(run: RunDirectory, console: Console) -> None:

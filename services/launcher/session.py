@@ -22,6 +22,7 @@ from bapo.runtime.auth.api_tokens import FileToken, Role
 from bapo.runtime.build_info import commit
 from bapo.runtime.logs import MAX_LOG_BYTES, bound_log
 from bapo.runtime.metrics.metric import Process
+from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.files import locked
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.endpoints import BUFFER, DASHBOARD, buffer_url, dashboard_url, rollout_url
@@ -30,7 +31,7 @@ from services.launcher.display.console import Display
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.gpus.plan import GpuPlan
 from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
-from services.launcher.supervision.children import Children, Interrupts
+from services.launcher.supervision.children import Children
 from services.launcher.supervision.supervisor import Supervisor
 from services.launcher.targets import TargetFile
 from services.stalls import Watchdog, blocked_on, mark_of

@@ -17,8 +17,8 @@ from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferStatus
-from bapo.transport.messages import ExtraRound, first_call
-from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
+from bapo.transport.messages import ExtraRound
+from services.scheduler.plan import FreshPlan, due_round, first_call, reevaluation_requests
 from services.scheduler.proposals import Proposals
 from services.stalls import Watchdog, blocked_on, mark_of
 

@@ -11,6 +11,7 @@ Does not cover: prompt lengths (the worker refuses a prompt that is too long).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from bapo.algorithms.reevaluation import SamplingCost
 from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.config.tree import Config
+from bapo.core.call_limits import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
+from bapo.core.codec import request_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferStatus
@@ -163,6 +166,12 @@ class FreshPlan:
             return frozenset(self.prompt(cursor).prompt_id for cursor in places)
         ranking = self._proposals.ranking(step)
         return frozenset(self._prompts[i].prompt_id for i in ([] if ranking is None else ranking[: len(places)]))
+
+
+def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+    """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
+    sent = (json.dumps(request_map(request)).encode() for request in requests)
+    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len)))]
 
 
 def due_round(step: int, config: Config) -> int | None:

@@ -135,8 +135,7 @@ def test_these_bytes_are_read_as_the_header() -> None:
     header = read_group_header(GROUP_FRAME)
     assert (header.lengths, header.rewards) == ((1, 2), (1.0, 0.0))
     assert (header.policy_version, header.newest_version) == (5, 6)
-    assert (header.num_tokens, header.num_truncated) == (3, 1)
-    assert (header.stat.reward_sum, header.stat.homogeneous, header.stat.mu) == (1.0, False, 0.5)
+    assert (header.num_tokens, header.outcomes) == (3, bytes([0, 1]))
 
 
 def test_these_bytes_are_read_as_the_batch() -> None:

@@ -83,7 +83,6 @@ ROUTES = [
     ("GET", "/bad", {VIEWER}),
     ("GET", "/high", {VIEWER}),
     ("GET", "/batches", {SCHEDULER, VIEWER}),
-    ("GET", "/thresholds", {VIEWER}),
     ("GET", "/counters", {VIEWER}),
     ("GET", "/metrics", {VIEWER}),
     ("GET", "/verify", {VIEWER}),

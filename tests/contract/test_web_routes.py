@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
-from services.dashboard.folder import RunFolder
+from services.dashboard.view import RunFolder
 from tests.support.buffer import new_store
 from tests.support.buffer_app import serving, small_config
 from tests.support.dashboard_app import dashboard_app

@@ -13,9 +13,8 @@ from torch import Tensor
 import learner.losses
 from bapo.config.objective import LossConfig
 from learner.batch.packing import rows_of
-from learner.losses.aggregation import token_weights
 from learner.losses.base import TokenInputs, load_loss
-from learner.losses.objective import TokenLosses, token_losses
+from learner.losses.objective import TokenLosses, token_losses, token_weights
 from tests.support.learner import CPU
 from tests.support.vectors import tokens, vector
 

@@ -17,7 +17,7 @@ from bapo.algorithms.advantages import (
     pooled_advantages,
 )
 from bapo.config.objective import Aggregation
-from learner.losses.aggregation import token_weights
+from learner.losses.objective import token_weights
 from tests.support.vectors import vector
 
 NORMS = get_args(AdvantageNorm)

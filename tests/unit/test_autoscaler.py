@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bapo.algorithms.autoscaling import AutoscalingConfig, Reason
+from bapo.algorithms.autoscaling import AutoscalingConfig, ScalingReason
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
 from bapo.config.learner import LearnerConfig
 from bapo.config.rollout import RolloutConfig
@@ -130,7 +130,7 @@ class Rig:
         return self.telemetry.registry.get_sample_value(name, labels)
 
     def reason(self) -> list[str]:
-        return [r.value for r in Reason if self.gauge("bapo_rollout_scaling_reason", reason=r.value) == 1]
+        return [r.value for r in ScalingReason if self.gauge("bapo_rollout_scaling_reason", reason=r.value) == 1]
 
 
 def test_a_fleet_whose_learner_starves_grows_to_its_bound_and_not_beyond() -> None:

@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.autoscaling import INPUTS, AutoscalingConfig, Decision, Observation, Reason, State, decide
+from bapo.algorithms.autoscaling import (
+    INPUTS,
+    AutoscalingConfig,
+    Observation,
+    ScalingDecision,
+    ScalingReason,
+    State,
+    decide,
+)
 
 MOST = 20
 SETTINGS = AutoscalingConfig(up_cooldown_s=0, down_cooldown_s=0)
@@ -31,7 +39,9 @@ def seen(wanted: int = 5, **changes: Any) -> Observation:
     return replace(balanced, **changes)
 
 
-def decision(observation: Observation, settings: AutoscalingConfig = SETTINGS, state: State = SEEN_BEFORE) -> Decision:
+def decision(
+    observation: Observation, settings: AutoscalingConfig = SETTINGS, state: State = SEEN_BEFORE
+) -> ScalingDecision:
     return decide(settings, MOST, state, observation, 1000.0)[1]
 
 
@@ -83,12 +93,12 @@ def test_it_holds_when_an_input_is_missing_and_says_which(name: str) -> None:
     starving = seen(2, wait_share=0.9, idle_share=0.0, ready_batches=0.0)
     assert decision(starving).desired > 2
     found = decision(replace(starving, **{name: None}))
-    assert (found.desired, found.reason, found.missing) == (2, Reason.MISSING, (name,))
+    assert (found.desired, found.reason, found.missing) == (2, ScalingReason.MISSING, (name,))
 
 
 def test_it_does_not_act_on_one_window() -> None:
     found = decision(seen(3), state=State())
-    assert (found.desired, found.reason) == (3, Reason.MEASURING)
+    assert (found.desired, found.reason) == (3, ScalingReason.MEASURING)
 
 
 shares = st.floats(0, 1)

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from bapo.config.tree import Config
 from bapo.runtime.logs import bound_log, rotated_path
+from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import session
 from services.launcher.display.console import LineDisplay
-from services.launcher.supervision.children import Interrupts
 from services.launcher.supervision.supervisor import last_words
 
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bapo.config.tree import Config
+from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
@@ -19,7 +20,7 @@ from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import losses, summary
 from services.launcher.display.table import render
 from services.launcher.session import Session
-from services.launcher.supervision.children import Interrupts, ProcessLine
+from services.launcher.supervision.children import ProcessLine
 from tests.support.run_rows import make_evaluation, make_row
 from tests.unit.test_scheduler import STATUS
 

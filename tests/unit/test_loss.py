@@ -12,9 +12,18 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.batch.packing import rows_of
-from learner.losses.aggregation import token_weights
 from learner.losses.base import TokenInputs, load_loss
-from learner.losses.objective import TokenLosses, importance_weight, is_rev, k1, k2, k3, objective, token_losses
+from learner.losses.objective import (
+    TokenLosses,
+    importance_weight,
+    is_rev,
+    k1,
+    k2,
+    k3,
+    objective,
+    token_losses,
+    token_weights,
+)
 from learner.losses.ratios import clipped_surrogate, dual_clipped
 from tests.support.learner import CPU
 from tests.support.vectors import tokens, vector

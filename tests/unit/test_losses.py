@@ -11,10 +11,9 @@ import torch
 
 from bapo.algorithms.advantages import group_advantages
 from learner.batch.packing import rows_of
-from learner.losses.aggregation import token_weights
 from learner.losses.base import TokenInputs, load_loss
 from learner.losses.luffy import shaped_probability
-from learner.losses.objective import importance_weight, objective, token_losses
+from learner.losses.objective import importance_weight, objective, token_losses, token_weights
 from learner.losses.ratios import geometric_ratio, sequence_ratio
 from tests.support.learner import CPU
 from tests.support.losses import (

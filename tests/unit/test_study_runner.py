@@ -17,7 +17,7 @@ from bapo.analysis.study.runner import (
     reason_of,
     tidy,
 )
-from bapo.analysis.study.state import Found, State
+from bapo.analysis.study.state import State, StudyRun
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.run_rows import make_row
 from tests.unit.test_study_plan import make, plan
@@ -25,8 +25,8 @@ from tests.unit.test_study_plan import make, plan
 MEASURED = Estimates({"plain": 100.0, "ours": 200.0})
 
 
-def found_of(study: Study, index: int, state: State = State.NEW, step: int = 0) -> Found:
-    return Found(run=study.runs[index], state=state, step=step)
+def found_of(study: Study, index: int, state: State = State.NEW, step: int = 0) -> StudyRun:
+    return StudyRun(run=study.runs[index], state=state, step=step)
 
 
 def test_only_runs_that_one_start_finished_are_measured() -> None:
@@ -72,7 +72,7 @@ def run_fake(
     begun: list[str] = []
     most = 0
 
-    def begin(found: Found, log_path: Path) -> FakeProcess:
+    def begin(found: StudyRun, log_path: Path) -> FakeProcess:
         begun.append(found.run.name)
         if found.state is State.NEW:
             make(study, study.runs.index(found.run), None)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.core.codec import pack_group, read_group_header
 from bapo.core.errors import BY_NAME, BapoError, ContractError
 from bapo.core.types import Group, Outcome
 from tests.support.factories import make_group, make_stat
@@ -76,11 +75,6 @@ def test_responses_are_the_cuts_of_the_columns() -> None:
     assert (first.reward, second.reward) == (1.0, 0.0)
     assert (first.outcome, second.outcome) == (Outcome.GRADED, Outcome.TRUNCATED)
     assert second.token_ids.base is not None  # a view, not a copy
-
-
-def test_the_stat_of_a_header_is_that_of_its_group() -> None:
-    header = read_group_header(pack_group(make_group(rewards="1110", prompt_id="a", version=3)))
-    assert header.stat == make_stat(rewards="1110", prompt_id="a", version=3)
 
 
 def test_values_cannot_be_changed() -> None:

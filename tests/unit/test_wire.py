@@ -16,7 +16,6 @@ from bapo.core.codec import (
     batch_header,
     pack_batch,
     pack_batch_frames,
-    pack_batch_start,
     pack_group,
     read_group_header,
     result_from_map,
@@ -114,10 +113,7 @@ def test_an_empty_batch_is_a_batch() -> None:
 def test_stored_frames_and_a_header_make_the_same_batch_frame() -> None:
     batch = make_batch(groups=[make_group(), make_group(prompt_id="q")])
     frames = [pack_group(entry.group) for entry in batch.entries]
-    whole = pack_batch(batch)
-    assert pack_batch_frames(batch_header(batch), frames) == whole
-    start = pack_batch_start(batch_header(batch), sum(len(frame) for frame in frames))
-    assert b"".join([start, *frames]) == whole
+    assert pack_batch_frames(batch_header(batch), frames) == pack_batch(batch)
 
 
 def test_frames_of_a_stream_are_split_where_they_end() -> None:

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from functools import cache
-from typing import Any, cast
+from typing import cast
 
-import bapo.algorithms.composers
 from bapo.algorithms.composer import Composer
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.plugins import plugin, plugin_names
 
 FACTORY = "make_composer"
 
@@ -27,15 +24,9 @@ def load_composer(settings: AlgorithmConfig) -> Composer:
             f"algorithm.name = {settings.name!r}: there is no such composer{did_you_mean(settings.name, known)}; "
             f"write one of {', '.join(known)}, or add bapo/algorithms/composers/{settings.name}.py with a {FACTORY}"
         )
-    return cast(Composer, getattr(_module(settings.name), FACTORY)(settings))
+    return cast(Composer, getattr(plugin(__package__, settings.name), FACTORY)(settings))
 
 
-@cache
 def composer_names() -> tuple[str, ...]:
     """Names of the modules of this folder that make a composer, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(bapo.algorithms.composers.__path__))
-    return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{bapo.algorithms.composers.__name__}.{name}")
+    return plugin_names(__package__, FACTORY)

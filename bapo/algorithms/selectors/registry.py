@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from functools import cache
-from typing import Any, cast
+from typing import cast
 
-import bapo.algorithms.selectors
 from bapo.algorithms.selectors.base import PromptPool, PromptSelector
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.plugins import plugin, plugin_names
 
 FACTORY = "make_selector"
 
@@ -29,25 +26,21 @@ def load_selector(
             f"algorithm.selector = {name!r}: there is no such selector{did_you_mean(name, known)}; "
             f"write one of {', '.join(known)}, or add bapo/algorithms/selectors/{name}.py with a {FACTORY}"
         )
-    return cast(PromptSelector, getattr(_module(name), FACTORY)(settings, pool, seed=seed, batch_size=batch_size))
+    return cast(
+        PromptSelector, getattr(plugin(__package__, name), FACTORY)(settings, pool, seed=seed, batch_size=batch_size)
+    )
 
 
 def learns(name: str) -> bool:
     """Whether the buffer must keep what groups gave: all but those that say `LEARNS = False`."""
-    return name not in selector_names() or bool(getattr(_module(name), "LEARNS", True))
+    return name not in selector_names() or bool(getattr(plugin(__package__, name), "LEARNS", True))
 
 
 def needs_embeddings(name: str) -> bool:
     """Whether it says `EMBEDS = True`: the learner makes them before its first step."""
-    return name in selector_names() and bool(getattr(_module(name), "EMBEDS", False))
+    return name in selector_names() and bool(getattr(plugin(__package__, name), "EMBEDS", False))
 
 
-@cache
 def selector_names() -> tuple[str, ...]:
     """Names of the modules of this folder that make a selector, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(bapo.algorithms.selectors.__path__))
-    return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{bapo.algorithms.selectors.__name__}.{name}")
+    return plugin_names(__package__, FACTORY)

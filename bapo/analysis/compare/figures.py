@@ -456,15 +456,9 @@ class Entry:
         return f"figure-{self.number:02d}"
 
 
-def _drawing(compared: Compared) -> Drawn:
-    return "it is a drawing of the framework, not of a run; ours is in docs/architecture.md"
-
-
 CATALOGUE = (
     Entry(1, "Prompts per accuracy group before and after the baseline", "held-out problems by right responses, base "
           "model and first method; the paper has training prompts", before_and_after),
-    Entry(2, "On- and off-policy frameworks", "", _drawing),
-    Entry(3, "Workflow of rollout and training", "", _drawing),
     Entry(4, "Training curves of reward", "mean reward of all fresh responses, before the filter; mean of a twelfth of "
           "the steps; range over seeds", training_reward),
     Entry(5, "Test curves, method by method", "mean accuracy of the held-out splits; a star is the best measurement; "

@@ -15,17 +15,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from bapo.analysis.study.plan import PlannedRun, Study
-from bapo.analysis.study.state import FINISHED, Found, Results, State, inspect_run
+from bapo.analysis.study.state import FINISHED, Results, State, StudyRun, inspect_run
 from bapo.config.load import dump_toml
 from bapo.core.text import duration
-from bapo.runtime.process import dying_with_parent
+from bapo.runtime.process import Interrupts, dying_with_parent
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 
@@ -34,7 +32,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 class Estimates:
     by_method: Mapping[str, float]
 
-    def of(self, found: Found) -> float | None:
+    def of(self, found: StudyRun) -> float | None:
         """Seconds that this run still takes: by its method, else by the mean of all methods; None: nothing is known."""
         if not self.by_method:
             return None
@@ -51,7 +49,7 @@ def mean_seconds(rows: Iterable[Mapping[str, object]]) -> Estimates:
     return Estimates({method: sum(values) / len(values) for method, values in seconds.items()})
 
 
-def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | None) -> Found | None:
+def next_run(waiting: Sequence[StudyRun], estimates: Estimates, left_s: float | None) -> StudyRun | None:
     """The first run that is not finished and that fits; None when none does.
 
     Args:
@@ -65,7 +63,7 @@ def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | Non
 
 
 def rest_s(
-    waiting: Sequence[Found], running: Sequence[tuple[Found, float]], estimates: Estimates, parallel: int
+    waiting: Sequence[StudyRun], running: Sequence[tuple[StudyRun, float]], estimates: Estimates, parallel: int
 ) -> float | None:
     """Seconds until all have ended, each free place taking the next run; None while no run was ever measured.
 
@@ -98,7 +96,7 @@ class Process(Protocol):
 
 @dataclass(kw_only=True)
 class Running:
-    found: Found
+    found: StudyRun
     process: Process
     started_s: float
 
@@ -115,8 +113,8 @@ class StudyProgress:
     num_runs: int
     finished: int
     failed: int
-    waiting: tuple[Found, ...]
-    running: tuple[tuple[Found, int, float], ...]
+    waiting: tuple[StudyRun, ...]
+    running: tuple[tuple[StudyRun, int, float], ...]
     """(run, its step, its age in seconds)."""
     estimates: Estimates
     parallel: int
@@ -132,27 +130,6 @@ class Outcome:
     """Runs that were not started: the user ended the study, or the budget was too small for them."""
 
 
-class Interrupts:
-    """Signals that ask for an end: each is passed on to the launchers once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Within this block signals are counted instead of ending the process (main thread only)."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-
-
 class Runner:
     def __init__(
         self,
@@ -162,7 +139,7 @@ class Runner:
         say: Callable[[str], None],
         show: Callable[[StudyProgress], None],
         budget_s: float | None = None,
-        start: Callable[[Found, Path], Process] | None = None,
+        start: Callable[[StudyRun, Path], Process] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -201,7 +178,7 @@ class Runner:
         outcome.left = [found.run.name for found in waiting]
         return outcome
 
-    def _fill(self, waiting: list[Found]) -> None:
+    def _fill(self, waiting: list[StudyRun]) -> None:
         while len(self._running) < self._parallel:
             estimates = mean_seconds(self._results.read())
             left_s = None if self._budget_s is None else self._budget_s - (self._now() - self._started_s)
@@ -241,7 +218,7 @@ class Runner:
         for running in self._running:
             running.process.send_signal(signal.SIGINT)
 
-    def _look(self, waiting: Sequence[Found], outcome: Outcome) -> StudyProgress:
+    def _look(self, waiting: Sequence[StudyRun], outcome: Outcome) -> StudyProgress:
         now_s = self._now()
         return StudyProgress(
             num_runs=len(self._study.runs),
@@ -263,7 +240,7 @@ def make_folder(study: Study) -> None:
         replace_file(study.path / "study.toml", study.text.encode())
 
 
-def start_launcher(found: Found, log_path: Path) -> subprocess.Popen[bytes]:
+def start_launcher(found: StudyRun, log_path: Path) -> subprocess.Popen[bytes]:
     """The launcher of one run: on a new directory, or continuing the one that is there."""
     run = found.run
     if found.state is State.NEW:
@@ -301,7 +278,7 @@ def tidy(run: RunDirectory) -> None:
         shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)
 
 
-def plan_lines(study: Study, found: Sequence[Found], estimates: Estimates, parallel: int) -> Iterator[str]:
+def plan_lines(study: Study, found: Sequence[StudyRun], estimates: Estimates, parallel: int) -> Iterator[str]:
     """What is going to be run: methods, seeds, steps, what there is already, how long it takes."""
     yield f"study {study.path}: {len(found)} runs, {parallel} at a time"
     for method in dict.fromkeys(one.run.method for one in found):
@@ -322,7 +299,7 @@ def plan_lines(study: Study, found: Sequence[Found], estimates: Estimates, paral
     yield f"time for the {len(waiting)} that are left: {remaining(waiting, estimates, parallel)}"
 
 
-def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> str:
+def remaining(waiting: Sequence[StudyRun], estimates: Estimates, parallel: int) -> str:
     if not waiting:
         return "none"
     seconds = rest_s(waiting, (), estimates, parallel)

@@ -34,7 +34,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StudyRun:
     run: PlannedRun
     state: State
     step: int = 0
@@ -54,18 +54,18 @@ class Found:
         return f"{self.run.name}: {'finished, kept' if self.state is State.FINISHED else 'started'}"
 
 
-def inspect_run(run: PlannedRun) -> Found:
+def inspect_run(run: PlannedRun) -> StudyRun:
     if not (run.path / "config.toml").is_file():
-        return Found(run=run, state=State.NEW)
+        return StudyRun(run=run, state=State.NEW)
     directory = RunDirectory.open(run.path)
     fields = directory.read_run()
     step = directory.latest_checkpoint() or 0
     if fields.get("status") == FINISHED:
-        return Found(run=run, state=State.FINISHED, step=step)
+        return StudyRun(run=run, state=State.FINISHED, step=step)
     # A status like `running` of a process that is gone was true until it was killed.
     before = "" if not fields else str(fields.get("status", "killed"))
     before = before if before in ("failed", "interrupted") else "cut off" if fields else ""
-    return Found(run=run, state=State.RESUME if step else State.RESTART, step=step, before=before)
+    return StudyRun(run=run, state=State.RESUME if step else State.RESTART, step=step, before=before)
 
 
 def changed(runs: Iterable[PlannedRun]) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import bapo.analysis.trackers
 from bapo.config.tracking import TrackingConfig
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.plugins import plugin, plugin_names
 
 FACTORY = "make_tracker"
 
@@ -52,7 +49,7 @@ class Tracker(Protocol):
 def load_tracker(name: str, run: TrackedRun) -> Tracker:
     """Start or resume the tracker of that name. Raises: ConfigError as `refuse_unusable`."""
     refuse_unusable([name], run.settings)
-    return cast(Tracker, getattr(_module(name), FACTORY)(run))
+    return cast(Tracker, getattr(plugin(__package__, name), FACTORY)(run))
 
 
 def refuse_unusable(names: Iterable[str], settings: TrackingConfig) -> None:
@@ -64,7 +61,7 @@ def refuse_unusable(names: Iterable[str], settings: TrackingConfig) -> None:
         if name not in tracker_names():
             near, known = did_you_mean(name, tracker_names()), ", ".join(tracker_names())
             raise ConfigError(f"tracker {name!r}: there is no such tracker{near}; {known}")
-        if problem := _module(name).problem(settings):
+        if problem := plugin(__package__, name).problem(settings):
             raise ConfigError(f"tracker {name!r} {problem}")
 
 
@@ -78,12 +75,6 @@ def missing_package(package: str, *modules: str) -> str | None:
     return f"needs the package {package} (there is no module {missing}): pip install {package}" if missing else None
 
 
-@cache
 def tracker_names() -> tuple[str, ...]:
     """Names of the files of this folder that make a tracker, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(bapo.analysis.trackers.__path__))
-    return tuple(sorted(name for name in names if name != "__main__" and hasattr(_module(name), FACTORY)))
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{bapo.analysis.trackers.__name__}.{name}")
+    return plugin_names(__package__, FACTORY)

@@ -14,7 +14,10 @@ from rich.console import Console
 from rich.table import Table as Shown
 from rich.text import Text
 
-from bapo.analysis.compare.tables import Table
+from bapo.analysis.compare.gather import against as paired
+from bapo.analysis.compare.gather import gather, remarks
+from bapo.analysis.compare.page import as_markdown, write_comparison
+from bapo.analysis.compare.tables import Table, all_tables
 from bapo.cli.arguments import run_path
 from bapo.cli.running.monitor import export_page
 from bapo.core.errors import ConfigError
@@ -62,12 +65,6 @@ def compare(
       bapo compare outputs/study-countdown --against dapo --against bapo
     """
     runs = list(map(run_path, runs))
-    from bapo.analysis.compare.gather import against as paired
-    from bapo.analysis.compare.gather import gather, remarks
-    from bapo.analysis.compare.page import as_markdown
-    from bapo.analysis.compare.tables import all_tables
-    from bapo.cli.recorded.compare import print_table
-
     compared = paired(gather(runs), against or ())
     tables = all_tables(compared, paper=paper)
     if as_json:
@@ -110,10 +107,6 @@ def report(
         export_page(directory.path, directory.report_path)
     if out is None and not is_study:
         raise ConfigError("a report of several runs needs a folder: --out FOLDER")
-    from bapo.analysis.compare.gather import against as paired
-    from bapo.analysis.compare.gather import gather
-    from bapo.analysis.compare.page import write_comparison
-
     folder = Path(runs[0]) / REPORT if out is None else Path(out)
     compared = paired(gather(runs), against or ())
     typer.echo(str(write_comparison(compared, folder, paper=paper)))

@@ -14,15 +14,15 @@ import typer
 from bapo.cli.arguments import RunOrLatest, open_run, started_line
 from bapo.cli.buffer.target import AsJson, facts, make_console, print_json, table
 from bapo.config.load import load_resolved
-from bapo.config.tree import Config, RunConfig
+from bapo.config.tree import RunConfig
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
+from bapo.runtime.run_directory.rows import pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 """`status` in run.json -> what people read; other values depend on whether the launcher lives."""
 COLORS = {"running": "green", "starting": "green", "stopped": "yellow", "crashed": "red"}
-RATE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,9 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     message = str(fields.get("message") or "").splitlines()
     yield "state", state.state + (f": {message[0]}" if message and state.state == "crashed" else "")
     yield "trains", f"{config.model.path} on {config.task.name} with {config.algorithm.name}"
-    yield "step", f"{state.step} of {state.num_steps}" + _pace(metrics, state)
+    step_s = pace_s(metrics, fields.get("started_at") or 0.0) if state.state == "running" else None
+    left = "" if step_s is None else f", about {duration((state.num_steps - state.step) * step_s)} left"
+    yield "step", f"{state.step} of {state.num_steps}{left}"
     if metrics:
         latest = metrics[-1]
         yield "reward", f"{latest['reward_mean']:.3f} (mean of the latest batch)"
@@ -163,22 +165,14 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
         for name, address in sorted((fields.get("addresses") or {}).items()):
             yield {"dashboard_url": "page", "buffer_url": "buffer", "rollout_url": "workers"}.get(name, name), address
         yield "processes", ", ".join(fields.get("processes") or {}) or "starting"
-    yield "next", _next(run, state, config)
-
-
-def _pace(metrics: list[dict[str, Any]], state: RunState) -> str:
-    recent = metrics[-RATE_STEPS:]
-    if state.state != "running" or len(recent) < 2:
-        return ""
-    step_s = (float(recent[-1]["time"]) - float(recent[0]["time"])) / (len(recent) - 1)
-    return f", about {duration((state.num_steps - state.step) * step_s)} left"
+    yield "next", _next(run, state)
 
 
 def _latest_evaluations(run: RunDirectory) -> list[dict[str, Any]]:
     return list({row["split"]: row for row in run.read_evaluations()}.values())
 
 
-def _next(run: RunDirectory, state: RunState, config: Config) -> str:
+def _next(run: RunDirectory, state: RunState) -> str:
     path = run.path
     if state.state in ("running", "starting"):
         return f"bapo watch {path}   bapo logs -f {path}   bapo stop {path}"
@@ -186,6 +180,4 @@ def _next(run: RunDirectory, state: RunState, config: Config) -> str:
         return f"bapo report {path}   bapo eval {path}"
     if state.state == "created":
         return f"bapo train --resume {path}"
-    step = run.latest_checkpoint()
-    where = f"after step {step}" if step else "at step 1, there is no checkpoint yet"
-    return f"resume {where}: bapo train --resume {path}"
+    return run.how_to_resume

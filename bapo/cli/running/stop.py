@@ -62,9 +62,7 @@ def _how_to_resume(run: RunDirectory) -> str:
         return ""
     if verbs[0] == "buffer":
         return f"\nStart it again with everything it stores: bapo up buffer --run {run.path}"
-    step = run.latest_checkpoint()
-    where = f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
-    return f"\nResume {where}: bapo train --resume {run.path}"
+    return f"\n{run.how_to_resume}"
 
 
 def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:

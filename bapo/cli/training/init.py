@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,6 +17,7 @@ from bapo.cli.arguments import waiting
 from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.tasks.dataset import ANSWER_COLUMNS, Row, is_file, read_rows
@@ -165,18 +166,7 @@ def run_toml(
 ) -> str:
     """The text of the file: about 25 lines, a comment on each setting."""
     batch_size = min(BATCH_SIZE, found.num_rows or BATCH_SIZE)
-    num_gpus = sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
-    options = [f"path = {_toml(data)}"]
-    if held_out:
-        options.append(f"held_out = {{ test = {_toml(held_out)} }}")
-    if found.prompt_column != "prompt":
-        options.append(f"prompt_column = {_toml(found.prompt_column)}")
-    if found.answer_column:
-        options.append(f"answer_column = {_toml(found.answer_column)}")
-    if found.extra_columns:
-        options.append(f"extra_columns = [{', '.join(map(_toml, found.extra_columns))}]")
-    if found.is_text and _has_chat_template(model):
-        options.append("chat = true")
+    num_gpus = num_gpu_files()
     rows = [
         f"# Check: bapo train {output} --dry-run    Start: bapo train {output}",
         f"# Every setting: bapo config show {output}; their meaning: docs/configuration.md",
@@ -193,7 +183,7 @@ def run_toml(
         "",
         "[task]",
         'name = "dataset"',
-        f"options = {{ {', '.join(options)} }}",
+        f"options = {{ {', '.join(_task_options(model, data, held_out, found))} }}",
         *([(f"reward = {_toml(reward)}", "called with each prompt and response")] if reward else []),
         "",
         "[algorithm]",
@@ -214,6 +204,20 @@ def run_toml(
         ("every = 10", "steps between evaluations" if held_out else "needs held_out data: see [task] options"),
     ]
     return "\n".join(row if isinstance(row, str) else f"{row[0]:<33} # {row[1]}" for row in rows) + "\n"
+
+
+def _task_options(model: str, data: str, held_out: str | None, found: Data) -> Iterator[str]:
+    yield f"path = {_toml(data)}"
+    if held_out:
+        yield f"held_out = {{ test = {_toml(held_out)} }}"
+    if found.prompt_column != "prompt":
+        yield f"prompt_column = {_toml(found.prompt_column)}"
+    if found.answer_column:
+        yield f"answer_column = {_toml(found.answer_column)}"
+    if found.extra_columns:
+        yield f"extra_columns = [{', '.join(map(_toml, found.extra_columns))}]"
+    if found.is_text and _has_chat_template(model):
+        yield "chat = true"
 
 
 def _has_chat_template(model: str) -> bool:

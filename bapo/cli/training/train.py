@@ -137,11 +137,10 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
         )
     run = open_run(path)
     num_steps = load_resolved(run.config_path).run.num_steps
-    step = run.latest_checkpoint()
     if run.read_run().get("status") == "finished":
         raise ConfigError(f"run {run.path} is finished: all {num_steps} steps are trained; start a new run")
     if "--quiet" not in flags:
-        say(f"resuming {run.path} " + (f"after step {step}" if step else "from step 1: it has no checkpoint yet"))
+        say(f"resuming {run.path} {run.resume_point}")
     hand_over("train", "--run-dir", str(run.path), "--resume", *flags)
 
 

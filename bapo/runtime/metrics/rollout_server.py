@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.algorithms.autoscaling import Reason
+from bapo.algorithms.autoscaling import ScalingReason
 from bapo.runtime.metrics.metric import PURPOSE, TASK, TOKENS, WORKER, Label, Metric, Process
 
 HERE = (Process.ROLLOUT_SERVER,)
@@ -83,7 +83,7 @@ SCALING = (
     ),
     Metric(
         "bapo_rollout_scaling_reason", "gauge", "1 for the reason of the desired number of workers, 0 for the others.",
-        "system/Autoscaling", HERE, (Label("reason", tuple(reason.value for reason in Reason)),),
+        "system/Autoscaling", HERE, (Label("reason", tuple(reason.value for reason in ScalingReason)),),
     ),
     Metric(
         "bapo_rollout_learner_wait_ratio", "gauge", "Share of time that the learner waits for a batch.",

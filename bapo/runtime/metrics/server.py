@@ -28,7 +28,7 @@ from prometheus_client.process_collector import ProcessCollector
 import bapo
 from bapo.core.errors import ConfigError
 from bapo.runtime import build_info
-from bapo.runtime.auth.api_tokens import TOKEN_FILE, Role, keyring_for, listen_host
+from bapo.runtime.auth.api_tokens import TOKEN_FILE, Keyring, Role, keyring_for, listen_host
 from bapo.runtime.metrics.metric import Metric, Process
 from bapo.runtime.metrics.registry import BY_NAME, metrics_of
 
@@ -229,8 +229,18 @@ def serve_health(
     Raises: ConfigError when the port is taken, or others reach it and no accepted tokens are named.
     """
     host = listen_host(host, LOOPBACK)
-    keyring = keyring_for("/metrics", host, tokens)
+    handler = _handler(telemetry, is_ready, keyring_for("/metrics", host, tokens))
+    try:
+        server = HealthServer((host, port), handler)
+    except OSError as error:
+        raise ConfigError(f"cannot serve health and metrics on {host}:{port}: {error.strerror}") from error
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return int(server.server_address[1])
 
+
+def _handler(
+    telemetry: Telemetry, is_ready: Callable[[], bool], keyring: Keyring | None
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = HEALTH_TIMEOUT_S
 
@@ -261,9 +271,4 @@ def serve_health(
         def log_message(self, format: str, *args: object) -> None:
             log.debug(format, *args)
 
-    try:
-        server = HealthServer((host, port), Handler)
-    except OSError as error:
-        raise ConfigError(f"cannot serve health and metrics on {host}:{port}: {error.strerror}") from error
-    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
-    return int(server.server_address[1])
+    return Handler

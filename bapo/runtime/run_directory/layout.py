@@ -265,6 +265,17 @@ class RunDirectory:
         """Newest complete checkpoint; None if there is none."""
         return max(self.checkpoint_steps(), default=None)
 
+    @property
+    def resume_point(self) -> str:
+        """Where a resumed run begins, in words."""
+        step = self.latest_checkpoint()
+        return f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that continues the run, as a sentence."""
+        return f"Resume {self.resume_point}: bapo train --resume {self.path}"
+
     def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
         """Drop records of steps after `step`, and evaluations of weights that those steps made.
 

@@ -7,7 +7,7 @@ because a learner that diverges writes that.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -143,6 +143,20 @@ class ResultRow(msgspec.Struct):
     wall_s: Seconds
     seed: int | None = None
     reason: str = ""
+
+
+RATE_STEPS = 20
+"""Steps whose mean time predicts the time left."""
+
+
+def pace_s(metrics: Sequence[Mapping[str, Any]], since: float) -> float | None:
+    """Seconds per step at the pace of the latest steps, with what is done between them; None if unknown.
+
+    Args:
+        since: Unix time of this start of the run: a resumed run has older steps.
+    """
+    times = [float(row["time"]) for row in metrics[-RATE_STEPS - 1 :] if row["time"] >= since]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
 def object_of(data: bytes, where: str, kind: type[msgspec.Struct] | None) -> dict[str, Any]:

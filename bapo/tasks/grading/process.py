@@ -31,8 +31,8 @@ from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.process import watch_parent
-from bapo.tasks.base import LoadsReward, Task
-from bapo.tasks.registry import expert_of, load_task, rewards_of, with_reward
+from bapo.tasks.base import GradesGroups, LoadsReward, Task
+from bapo.tasks.registry import expert_of, load_task, with_reward
 from bapo.tasks.rewards import load_reward
 from bapo.tasks.user_functions import place_of
 
@@ -65,9 +65,16 @@ def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[floa
     """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
     shown = f"(on the response {texts[0][:200]!r})" if len(texts) == 1 else f"(on {len(texts)} responses)"
     try:
-        return _checked(rewards_of(task, prompt, texts), texts, reward_range)
+        return _checked(_rewards_of(task, prompt, texts), texts, reward_range)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
         return {"failed": f"raised {_told(error)}{place_of(error)} {shown}"}
+
+
+def _rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
+    """[G] rewards, None where a response cannot be graded. May raise anything: it runs a user's code."""
+    if isinstance(task, GradesGroups):
+        return list(task.rewards(prompt, texts))
+    return [task.reward(prompt, text) for text in texts]
 
 
 def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:

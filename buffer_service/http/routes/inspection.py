@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from bapo.transport.messages import status_map
 from buffer_service.http.context import Here
-from buffer_service.http.schemas import Page, TablePage, ThresholdsAnswer
+from buffer_service.http.schemas import Page, TablePage
 
 router = APIRouter(tags=["looking"])
 
@@ -69,14 +69,6 @@ def batches(here: Here, offset: Offset = 0, limit: Limit = 20) -> Page:
     """Compositions of the assembled batches, newest first."""
     total, items = here.service.store.compositions(offset, limit)
     return Page(total=total, offset=offset, items=[dict(line) for line in items])
-
-
-@router.get("/thresholds")
-def thresholds(here: Here) -> ThresholdsAnswer:
-    """Of the newest batch (eq. 8)."""
-    tables = here.service.store.tables()
-    c1 = here.config.algorithm.c1
-    return ThresholdsAnswer(step=tables.step, r_tot=tables.r_tot, c1=c1, c2=tables.c2, c3=tables.c3)
 
 
 @router.get("/counters")

@@ -12,11 +12,12 @@ from rich.live import Live
 from bapo.config.tree import Config
 from bapo.core.text import ORIGINS, count, duration, num_groups, percent, plain, staleness
 from bapo.runtime.logs import LogFollower
+from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import losses
 from services.launcher.display.table import render
-from services.launcher.supervision.children import Interrupts, ProcessLine
+from services.launcher.supervision.children import ProcessLine
 
 
 class Display(Protocol):

@@ -21,7 +21,7 @@ from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, pace_s
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient, BufferStatus
 from bapo.transport.rollout_client import RolloutClient, WorkerStatus
@@ -33,8 +33,6 @@ SERVICE_EVERY_S = 1.0
 SERVICE_TIMEOUT_S = 1.0
 READY_TIMEOUT_S = 5.0
 """The buffer service says sooner whether it is Redis that hangs."""
-RATE_STEPS = 20
-"""Steps whose mean time predicts the time left."""
 
 Answer = TypeVar("Answer")
 Row = dict[str, Any]
@@ -73,12 +71,10 @@ class Snapshot:
         """Seconds until the end at the pace of the latest steps, final evaluation included; None if unknown or over."""
         if self.has_ended:
             return None
-        recent = [row for row in self.metrics[-RATE_STEPS - 1 :] if row["time"] >= self.since]
-        if len(recent) < 2:
+        if (step_s := pace_s(self.metrics, self.since)) is None:
             return None
-        pace = (recent[-1]["time"] - recent[0]["time"]) / (len(recent) - 1)
         base = max((row["seconds"] for row in self.evaluations if row["version"] == 1), default=0.0)
-        return float(pace * (self.num_steps - self.step) + base)
+        return float(step_s * (self.num_steps - self.step) + base)
 
 
 class Observer:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import pkgutil
 import shutil
 import socket
 import sys
@@ -19,6 +17,7 @@ import psutil
 from bapo.analysis.trackers.base import refuse_unusable
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
+from bapo.core.plugins import module_names
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.runtime.machine import (
     GIB,
@@ -100,10 +99,6 @@ def _refuse(found: Iterable[Check]) -> None:
         raise failures[0].error("\n".join(check.detail for check in failures))
 
 
-ENGINES = "rollout_server.engines"
-NOT_ENGINES = ("base",)
-
-
 def engine(config: Config) -> Check:
     """The inference engine is a module of the rollout server, which is searched and not imported here."""
     name, known = config.rollout.engine, engine_names()
@@ -116,13 +111,7 @@ def engine(config: Config) -> Check:
 
 def engine_names() -> list[str]:
     """Engines that are installed; empty where the rollout server is not."""
-    try:
-        found = importlib.util.find_spec(ENGINES)
-    except ModuleNotFoundError:
-        return []
-    folders = found.submodule_search_locations if found else None
-    names = [module.name for module in pkgutil.iter_modules(folders or ())]
-    return sorted(name for name in names if not name.startswith("_") and name not in NOT_ENGINES)
+    return [name for name in module_names("rollout_server.engines") if name != "base"]
 
 
 def interpreter(options: str | None = None, maps: str | None = None) -> Check:

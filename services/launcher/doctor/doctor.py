@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,6 @@ from bapo.tasks.registry import load_task
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, redis_persistence
 from services.launcher.doctor.gpu_checks import gpu_checks
-from services.launcher.doctor.progress import announced
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.gpus.devices import probe_gpus
 from services.launcher.processes import base_environment
@@ -39,6 +39,8 @@ from services.launcher.supervision.supervisor import last_words
 NUM_GOLD = 50
 NUM_ROUND_TRIPS = 20
 REDIS_START_S = 10.0
+SILENT_S = 2.0
+"""Nothing stays silent for longer."""
 NAME_WIDTH = 12
 PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -67,6 +69,24 @@ def run_steps(steps: Iterable[Step]) -> Iterator[Check]:
         with announced(what):
             found = list(check())
         yield from found
+
+
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Show what a slow check waits for: on a terminal an animated line that disappears, elsewhere one line on stderr,
+    after two seconds."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status(f"checking {what}"):
+            yield
+        return
+    late = threading.Timer(SILENT_S, lambda: console.print(f"checking {what} ...", markup=False, soft_wrap=True))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def all_steps(config: Config) -> Iterator[Step]:

@@ -21,6 +21,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import duration, plain
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.rows import RATE_STEPS
 from bapo.tasks.registry import load_task
 from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
 from services.launcher.doctor import checks
@@ -32,7 +33,6 @@ from services.launcher.processes import EVALUATOR, LEARNER, SCHEDULER
 from services.launcher.supervision.children import REDIS
 
 PROMPT_CHARS = 160
-RATE_STEPS = 20
 MOST_RUNS = 20
 """Earlier runs that an estimate reads, the latest first."""
 

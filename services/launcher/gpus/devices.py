@@ -18,12 +18,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from bapo.runtime.machine import num_gpu_files
 from services.launcher.gpus.plan import VISIBLE, visible_gpus
 
-DEVICES = Path("/dev")
 SMI_TIMEOUT_S = 20.0
 TORCH_TIMEOUT_S = 120.0
 ASK_TORCH = """
@@ -93,8 +92,7 @@ def present_gpus() -> tuple[str, ...]:
     """Of this machine, as `parse_list` names them; without nvidia-smi, as many as there are device files."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
-        number = sum(1 for path in DEVICES.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
-        return tuple(map(str, range(number)))
+        return tuple(map(str, range(num_gpu_files())))
     code, rows, _ = _asked([smi, "-L"], SMI_TIMEOUT_S)
     return () if code else parse_list(rows)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import psutil
 
+from bapo.runtime.process import Interrupts
 from bapo.transport.endpoints import BUFFER
 from services.launcher.supervision.child_process import Child, ProcessSpec, adopt_orphans, end, kill_descendants
 from services.launcher.supervision.supervisor import Supervisor
@@ -36,29 +35,6 @@ class ProcessLine:
 
 class InterruptedRunError(Exception):
     """The user asked the run to end."""
-
-
-class Interrupts:
-    """Counts Ctrl-C and SIGTERM: the first asks for a clean end, the second for an immediate one."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-
-    @property
-    def asked(self) -> bool:
-        return self._count > 0
-
-    @property
-    def hurried(self) -> bool:
-        """Whether it should end without grace."""
-        return self._count > 1
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
 
 
 class Children:

@@ -30,15 +30,6 @@ if not PLAIN:
     INSTRUMENTED = atheris.instrument_imports(include=["bapo", "buffer_service"], enable_loader_override=False)
 
 with INSTRUMENTED:
-    from bapo.core.codec import pack_batch, pack_group, read_group_header, request_map, unpack_batch, unpack_group
-    from bapo.core.errors import ContractError
-    from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, open_frame, split_frames
-    from buffer_service.http.schemas import ClaimBody, EnqueueBody, FailBody
-    from buffer_service.snapshot import unpack_snapshot
-    from tests.support.buffer import answer
-    from tests.support.factories import make_batch, make_group, make_request
-
-with INSTRUMENTED:
     from bapo.core.codec import (
         PushedGroup,
         frame_problem,
@@ -46,13 +37,13 @@ with INSTRUMENTED:
         pack_group,
         pack_push,
         read_group_header,
+        request_map,
         unpack_batch,
         unpack_group,
         unpack_push,
     )
     from bapo.core.errors import ContractError
     from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, frame_digest, frame_head, open_frame, split_frames
-    from bapo.transport.messages import request_map
     from buffer_service.http.schemas import ClaimBody, EnqueueBody, FailBody
     from buffer_service.ingest import incoming
     from buffer_service.snapshot import unpack_snapshot

@@ -30,7 +30,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 STORES = (
     "store/redis/store.py",
-    "store/redis/reads.py",
     "store/redis/snapshot.py",
     "assembly.py",
 )
