@@ -4,9 +4,10 @@
     python -m benchmarks.preset_runs --only gspo --only areal --steps 40 --out preset_runs.json
 
 For each preset the mean training reward of the first and of the last 10 steps, and their difference with a 95 %
-interval (Welch, over steps: each has 32 prompts of its own). What a finished run gave is in the file, so the same
-command again makes only what is missing, and resumes a run that was cut off. Method and loss are the preset's own;
-sizes and learning rates are the model's. Prompts come once, but for `arpo`, and where a selector chooses.
+interval (Welch, over steps: each has 32 prompts of its own); and the difference on 1,000 held-out problems before and
+after, which sees smaller ones, for it is paired. What a finished run gave is in the file, so the same command again
+makes only what is missing, and resumes a run that was cut off. Method and loss are the preset's own; sizes and learning
+rates are the model's. Prompts come once, but for `arpo`, and where a selector chooses.
 
 It says whether a method moves the reward up at all, not which one is better: a selector that learns takes easier or
 harder prompts than others see (`chosen`), and a gain in reward may be sharpening, for which see the entropy.
@@ -25,7 +26,7 @@ from typing import Any
 from bapo.analysis.significance import TAIL, student_quantile
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
-from bapo.core.statistics import Estimate
+from bapo.core.statistics import Estimate, difference, shared_means
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.training import resume, train
 
@@ -40,7 +41,7 @@ SIZES: Mapping[str, object] = {
     "rollout.max_response_tokens": 64, "rollout.max_groups_in_flight": 48, "learner.lr": 1e-4,
     "learner.betas": "[0.9, 0.99]", "learner.weight_decay": 0.0, "learner.minibatch_size": 8,
     "learner.microbatch_tokens": 8192, "critic.lr": 1e-3, "supervised.lr": 1e-4, "checkpoint.every": 20,
-    "evaluation.every": 0, "evaluation.num_prompts_final": 100, "dashboard.enabled": "false",
+    "evaluation.every": 0, "evaluation.num_prompts_final": 500, "dashboard.enabled": "false",
     **{f"{section}.port": 0 for section in ("buffer", "scheduler", "learner", "evaluation", "rollout")},
 }  # fmt: skip
 """Those of deploy/configs/demo.toml; learning rates are the presets' times 100."""
@@ -72,6 +73,20 @@ def gain(rewards: Sequence[float], window: int = WINDOW) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def held_out_gain(evaluations: Sequence[Mapping[str, Any]]) -> Estimate:
+    """Accuracy of the last measurement less that of the first, over the problems of all splits that both have.
+
+    Raises: ValueError with fewer than two such problems.
+    """
+    before: list[float] = []
+    after: list[float] = []
+    for split in dict.fromkeys(row["split"] for row in evaluations):
+        rows = sorted((row for row in evaluations if row["split"] == split), key=lambda row: int(row["version"]))
+        first, last = shared_means([rows[0]["rewards"], rows[-1]["rewards"]])
+        before, after = [*before, *first], [*after, *last]
+    return difference(before, after)
+
+
 def made(name: str, steps: int, root: Path) -> RunDirectory:
     """The finished run of a preset: found, resumed or started. Raises: RuntimeError."""
     path = root / name
@@ -86,7 +101,7 @@ def summary(name: str, run: RunDirectory) -> dict[str, Any]:
     """What one run gave."""
     rows = run.read_metrics(whole=True)
     rewards, entropies = ([float(row[key]) for row in rows] for key in ("reward_mean", "entropy"))
-    found = gain(rewards)
+    found, held_out = gain(rewards), held_out_gain(run.read_evaluations(whole=True))
     return {
         "steps": len(rows),
         "updates": sum(int(row["num_updates"]) for row in rows),
@@ -94,6 +109,7 @@ def summary(name: str, run: RunDirectory) -> dict[str, Any]:
         "first": statistics.fmean(rewards[:WINDOW]),
         "last": statistics.fmean(rewards[-WINDOW:]),
         "difference": [found.mean, found.low, found.high],
+        "held_out": [held_out.mean, held_out.low, held_out.high],
         "entropy": [statistics.fmean(part) for part in (entropies[:WINDOW], entropies[-WINDOW:])],
         "rewards": rewards,
     }
@@ -101,19 +117,24 @@ def summary(name: str, run: RunDirectory) -> dict[str, Any]:
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Rewards in points, one line per preset."""
-    lines = [f"{'preset':20} {'steps':>5} {'first':>6} {'last':>6}  {'difference':22} entropy"]
+    lines = [f"{'preset':20} {'steps':>5} {'first':>6} {'last':>6}  {'difference':19} {'held out':19} entropy"]
     for name, row in results.items():
         if "error" in row:
             lines.append(f"{name:20} failed: {row['error'].splitlines()[0]}")
             continue
-        mean, low, high = (100 * value for value in row["difference"])
         before, after = row["entropy"]
         lines.append(
             f"{name:20} {row['steps']:5} {100 * row['first']:6.1f} {100 * row['last']:6.1f}  "
-            f"{f'{mean:+.1f} [{low:+.1f}, {high:+.1f}]':22} {before:.3f} -> {after:.3f}"
+            f"{points(row['difference']):19} {points(row['held_out']):19} {before:.3f} -> {after:.3f}"
             f"{'  chosen' if row['chosen'] else ''}"
         )
     return "\n".join(lines)
+
+
+def points(found: Sequence[float]) -> str:
+    """ "+7.0 [+5.4, +8.5]"."""
+    mean, low, high = (100 * value for value in found)
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def main() -> None:

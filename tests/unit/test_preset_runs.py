@@ -6,7 +6,8 @@ import pytest
 
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
-from benchmarks.preset_runs import OWN, SIZES, gain
+from benchmarks.preset_runs import OWN, SIZES, gain, held_out_gain
+from tests.support.synthetic_runs import evaluation_row
 
 
 def test_the_gain_is_welchs_interval_between_the_first_and_the_last_steps() -> None:
@@ -20,6 +21,19 @@ def test_the_gain_is_welchs_interval_between_the_first_and_the_last_steps() -> N
 def test_windows_that_share_a_step_are_refused() -> None:
     with pytest.raises(ValueError, match="3 steps have no first and last 2"):
         gain([0.0, 1.0, 0.0], window=2)
+
+
+def test_the_held_out_gain_is_paired_over_the_problems_of_all_splits() -> None:
+    rows = [
+        evaluation_row("cd34", 1, {"p": "00", "q": "10"}),
+        evaluation_row("cd4", 1, {"r": "11", "only before": "11"}),
+        evaluation_row("cd34", 2, {"p": "11", "q": "11"}),  # on the way
+        evaluation_row("cd34", 3, {"p": "10", "q": "11"}),
+        evaluation_row("cd4", 3, {"r": "11"}),
+    ]
+    # Changes 1/2, 1/2, 0: mean 1/3, sample variance 1/12, half width 1.959964 sqrt(1/36).
+    found = held_out_gain(rows)
+    assert (found.mean, found.high) == pytest.approx((1 / 3, 1 / 3 + 1.959964 / 6))
 
 
 @pytest.mark.parametrize("name", preset_names())
