@@ -16,7 +16,7 @@ from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import DivergenceError
-from bapo.core.types import Batch, Origin
+from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of, minibatches
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.model.policy import Policy
@@ -357,6 +357,24 @@ def test_an_interpolated_anchor_is_alpha_for_what_the_step_before_sampled(model_
         config = learner_config(model_path, loss={"ratio_mode": mode}, learner={"lr": 1e-4})
         found.append([r.loss for r in make_updater(config, tiny_policy(config), tmp_path).run(batch).minibatches])
     assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_an_interpolated_anchor_is_that_of_its_own_token_in_any_micro_batch(model_path: Path, tmp_path: Path) -> None:
+    batch = random_batch(plain_model(model_path), step=4, version=1)
+    entries = [dataclasses.replace(entry, group=aged(entry.group, age % 4)) for age, entry in enumerate(batch.entries)]
+    found = []
+    for mode, budget in (("interpolated", 64), ("interpolated", 5000), ("direct", 5000)):
+        learner = {"microbatch_tokens": budget, "lr": 1e-4}
+        config = learner_config(model_path, loss={"ratio_mode": mode}, learner=learner)
+        given = dataclasses.replace(batch, entries=tuple(entries))
+        found.append([r.loss for r in make_updater(config, tiny_policy(config), tmp_path).run(given).minibatches])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0] != pytest.approx(found[2], abs=1e-4), "ages 2 and 3 have another anchor than alpha"
+
+
+def aged(group: Group, age: int) -> Group:
+    """Sampled so many versions before step 4."""
+    return dataclasses.replace(group, versions=np.full_like(group.versions, 4 - age))
 
 
 def test_remembered_anchors_are_forgotten_when_the_group_cannot_come_back(model_path: Path, tmp_path: Path) -> None:
