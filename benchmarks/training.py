@@ -13,6 +13,9 @@ from typing import Any
 
 from bapo.runtime.run_directory.layout import RunDirectory
 
+INTERRUPTED = 130
+"""Exit code of a run that Ctrl-C or `bapo stop` ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
@@ -55,6 +58,8 @@ def _train(arguments: Sequence[str], name: str, root: Path) -> FinishedRun:
     with log_path.open("w") as log:
         command = [sys.executable, "-m", "bapo.cli", "train", *arguments]
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if code != 0:
         tail = "\n".join(log_path.read_text().splitlines()[-10:])
         raise RuntimeError(f"{name} ended with exit code {code}:\n{tail}")
