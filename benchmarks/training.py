@@ -13,6 +13,9 @@ from typing import Any
 
 from bapo.runtime.run_directory.layout import RunDirectory
 
+INTERRUPTED = 130
+"""Exit code of a run that Ctrl-C or `bapo stop` ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
@@ -40,12 +43,23 @@ def train(config: str, name: str, overrides: Sequence[str], *, root: Path) -> Fi
 
     Raises: RuntimeError with the last lines when the run fails.
     """
+    return _train([config, "--run.name", name, "--run.root", str(root), *overrides], name, root)
+
+
+def resume(name: str, *, root: Path) -> FinishedRun:
+    """`bapo train --resume ROOT/NAME`, as `train`. Its time is that of this start alone."""
+    return _train(["--resume", str(root / name)], name, root)
+
+
+def _train(arguments: Sequence[str], name: str, root: Path) -> FinishedRun:
     root.mkdir(parents=True, exist_ok=True)
     log_path = root / f"{name}.txt"
-    command = [sys.executable, "-m", "bapo.cli", "train", config, "--run.name", name, "--run.root", str(root)]
     started = time.time()
     with log_path.open("w") as log:
-        code = subprocess.run([*command, *overrides], stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        command = [sys.executable, "-m", "bapo.cli", "train", *arguments]
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if code != 0:
         tail = "\n".join(log_path.read_text().splitlines()[-10:])
         raise RuntimeError(f"{name} ended with exit code {code}:\n{tail}")

@@ -67,7 +67,8 @@ class AlgorithmConfig(Frozen):
     name: str = "bapo"
     """Composer: a file of `bapo/algorithms` that makes one. All but `bapo` use neither X2 nor B_bad."""
     selector: str = "uniform"
-    """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `dots`, `kimi`)."""
+    """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `kimi`, and `dots`, a
+    variant with a predictor that is trained online)."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
     group_size: int = Field(8, ge=2, le=MOST_RESPONSES)

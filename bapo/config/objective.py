@@ -27,8 +27,9 @@ class LossConfig(Frozen):
 
     name: LossName = "ppo"
     """The surrogate: a file of `learner/losses` (docs/methods.md)."""
-    ratio_mode: Literal["direct", "official", "decoupled"] = "decoupled"
-    """Which policy the trust region is centred on (docs/paper.md, Decisions)."""
+    ratio_mode: Literal["direct", "official", "decoupled", "interpolated"] = "decoupled"
+    """Which policy the trust region is centred on (docs/paper.md, Decisions); `interpolated`: AReaL's approximation of
+    `decoupled`, which needs no pass of its own."""
     clip_low: float | None = Field(0.2, ge=0)
     """The ratio is clipped at 1 - clip_low; null: not from below (`ppo`, `cispo`, `luffy`). For `dppo` a difference of
     probabilities. `kimi` and `balanced_clip` do not use it."""
@@ -120,9 +121,9 @@ class LossConfig(Frozen):
             raise ValueError(
                 f"name = {self.name} has no importance weight next to its ratio; write importance_level = none"
             )
-        if self.name in ("geppo_add", "geppo_mul", "kimi") and self.ratio_mode == "direct":
+        if self.name in ("geppo_add", "geppo_mul", "kimi") and self.ratio_mode in ("direct", "interpolated"):
             raise ValueError(
-                f"name = {self.name} is centred on pi_theta_t, which ratio_mode = direct does not evaluate; "
+                f"name = {self.name} is centred on pi_theta_t, which ratio_mode = {self.ratio_mode} does not evaluate; "
                 "write ratio_mode = decoupled"
             )
         if self.name == "dppo" and self.ratio_mode != "direct":
@@ -150,6 +151,11 @@ class LossConfig(Frozen):
             raise ValueError(
                 "importance_denominator = kept, but nothing is ever left out; write importance_mode = mask, or "
                 "importance_denominator = all"
+            )
+        if self.importance_denominator == "kept" and self.ratio_mode == "interpolated":
+            raise ValueError(
+                "importance_denominator = kept counts tokens before the first pass, and ratio_mode = interpolated has "
+                "its anchor from that pass alone; write importance_denominator = all, or ratio_mode = decoupled"
             )
         if self.importance_floor is not None and self.importance_mode != "mask":
             raise ValueError("importance_floor is a bound of importance_mode = mask; write that, or a null floor")

@@ -18,7 +18,7 @@ PRESET_GROUPS = {
     "On-policy losses": ("grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo"),
     "Importance sampling against the inference engine": ("tis", "tis-mask", "tis-sequence", "tis-geometric-mask"),
     "Replay and off-policy": ("areal", "arpo", "remix", "repo"),
-    "Choice of prompts": ("mopps", "dots-replay"),
+    "Choice of prompts": ("mopps", "dots-online"),
     "Expert solutions": ("luffy", "relift"),
 }  # fmt: skip
 """Heading -> presets, in the order in which a reader meets them."""

@@ -48,7 +48,8 @@ class TokenInputs:
 
     rows: Rows
     anchor_M: Tensor
-    """NaN: not known, because this pass is the first at theta_t, so the policy itself is the anchor."""
+    """NaN: not known, because this pass is the first at theta_t, so the policy itself is the anchor. In ratio mode
+    `interpolated` the end of the line at alpha."""
     rollout_M: Tensor
     """log alpha; 0 for an expert's token."""
     reference_M: Tensor | None
@@ -60,6 +61,8 @@ class TokenInputs:
     """bool: no policy sampled it."""
     reference_share: float = 1.0
     """Share of the KL term to pi_ref in kl_ref = convex; the rest is to pi_theta_t."""
+    policy_share_M: Tensor | None = None
+    """How far the anchor lies between `anchor_M` (0) and the policy (1), in log-probs; None: at `anchor_M`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -93,7 +93,10 @@ def objective(losses: TokenLosses, entropy_M: Tensor, weight_M: Tensor, settings
 
 def known_anchor(logprobs_M: Tensor, inputs: TokenInputs) -> Tensor:
     """The anchor, and where it is not known the policy itself, without gradient."""
-    return torch.where(inputs.anchor_M.isnan(), logprobs_M.detach(), inputs.anchor_M)
+    policy_M = logprobs_M.detach()
+    if inputs.policy_share_M is not None:
+        return inputs.anchor_M + inputs.policy_share_M * (policy_M - inputs.anchor_M)
+    return torch.where(inputs.anchor_M.isnan(), policy_M, inputs.anchor_M)
 
 
 def takes_importance_weight(settings: LossConfig) -> bool:

@@ -1,8 +1,9 @@
 """The policies that an update refers to: the anchor of the trust region, and the reference of the KL term (Eqs. 1, 3).
 
-    direct      anchor = alpha, the rollout policy: nothing to compute
-    decoupled   anchor = pi_theta_t, for all of D_t
-    official    anchor = pi_gen, the trained weights at the step in which the group was generated
+    direct        anchor = alpha, the rollout policy: nothing to compute
+    decoupled     anchor = pi_theta_t, for all of D_t
+    official      anchor = pi_gen, the trained weights at the step in which the group was generated
+    interpolated  between alpha and the policy that trains, by the age of the token: no pass of its own
 
 The learner sees a group for the first time in the step whose assembly took it, so for X1 and X2 pi_gen is pi_theta_t of
 that step. X3 comes back within the window of B_high; its pi_gen is remembered here by group id and is part of every
@@ -77,7 +78,7 @@ class GenerationMemory:
 
 def known_anchors(batch: Batch, columns: Columns, settings: LossConfig, memory: GenerationMemory) -> Float32s:
     """[M] anchors as far as they are known before the policy is asked; NaN elsewhere."""
-    if settings.ratio_mode == "direct":
+    if settings.ratio_mode in ("direct", "interpolated"):
         return columns.rollout_logprobs_M.copy()
     anchors_M = np.full(len(columns.token_ids_M), np.nan, dtype=np.float32)
     if settings.ratio_mode == "official":
@@ -86,6 +87,22 @@ def known_anchors(batch: Batch, columns: Columns, settings: LossConfig, memory: 
             if remembered is not None:
                 anchors_M[span] = remembered
     return anchors_M
+
+
+def policy_shares(batch: Batch, columns: Columns, settings: LossConfig) -> Float32s | None:
+    """[M] a of ratio mode `interpolated`: how far its anchor lies from alpha to the policy. None in other modes.
+
+    AReaL's `prox_logp_method = "loglinear"`: a = (v_prox - v_alpha) / (v_theta - v_alpha) with v_prox = v_theta - 1, in
+    [0, 1], where v is the version that sampled the token and v_theta that of the step. So a is 0 for a token that is 0
+    or 1 versions old, 1/2 for 2, 2/3 for 3. An expert's token was sampled by none: its anchor is the policy itself.
+    """
+    if settings.ratio_mode != "interpolated":
+        return None
+    versions_M = np.concatenate([entry.group.token_versions for entry in batch.entries])
+    age_M = np.maximum(batch.step - versions_M.astype(np.float32), 1.0)
+    shares_M: Float32s = (age_M - 1.0) / age_M
+    shares_M[np.repeat(columns.expert_R, columns.lengths_R)] = 1.0
+    return shares_M
 
 
 def remember_anchors(batch: Batch, anchors_M: Float32s, settings: LossConfig, memory: GenerationMemory) -> None:

@@ -25,7 +25,7 @@ from bapo.core.types import Batch
 from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of
 from learner.losses.base import Rows, TokenInputs
 from learner.losses.objective import importance_weight, token_weights
-from learner.update.anchors import GenerationMemory, known_anchors
+from learner.update.anchors import GenerationMemory, known_anchors, policy_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,6 +106,8 @@ class StepLogProbs:
     """None where the KL term does not need it."""
     reference_share: float = 1.0
     """Share of the KL term to the reference (kl_ref = convex)."""
+    policy_share_M: Tensor | None = None
+    """Of the policy in the anchor (ratio mode `interpolated`)."""
 
     def fill_theta_t(self, inputs: StepInputs, responses: Int64s, found_M: Tensor) -> None:
         """Take log pi_theta_t of these responses from `found_M`; it is their anchor, where that is unknown."""
@@ -143,9 +145,13 @@ def step_inputs(batch: Batch, config: Config, device: torch.device) -> StepInput
 def step_logprobs(inputs: StepInputs, settings: LossConfig, memory: GenerationMemory) -> StepLogProbs:
     """What is known before the first pass."""
     anchor_M = known_anchors(inputs.batch, inputs.columns, settings, memory)
+    share_M = policy_shares(inputs.batch, inputs.columns, settings)
     unknown_M = torch.full_like(inputs.rollout_M, torch.nan)
     return StepLogProbs(
-        anchor_M=torch.from_numpy(anchor_M).to(unknown_M.device), theta_t_M=unknown_M, newest_M=unknown_M
+        anchor_M=torch.from_numpy(anchor_M).to(unknown_M.device),
+        theta_t_M=unknown_M,
+        newest_M=unknown_M,
+        policy_share_M=None if share_M is None else torch.from_numpy(share_M).to(unknown_M.device),
     )
 
 
@@ -165,6 +171,7 @@ def token_inputs(inputs: StepInputs, known: StepLogProbs, slot_M: Tensor, rows: 
         weight_M=weight_M[slot_M],
         expert_M=inputs.expert_M[slot_M],
         reference_share=known.reference_share,
+        policy_share_M=None if known.policy_share_M is None else known.policy_share_M[slot_M],
     )
 
 

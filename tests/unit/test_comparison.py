@@ -12,10 +12,12 @@ from bapo.analysis.compare.prompts import (
     bins_by_epoch,
     floor_matrix,
     held_out_matrix,
+    looks,
     matrix_of,
     training_matrix,
 )
-from bapo.analysis.compare.tables import table_1, table_against
+from bapo.analysis.compare.tables import hyper_parameters, table_1, table_4, table_against
+from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
@@ -108,6 +110,25 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
     assert plain[2].startswith("12.5 [0.0, ")  # an accuracy is never below 0
 
 
+def test_the_preset_bapo_has_the_papers_hyper_parameters() -> None:
+    rows = list(hyper_parameters(load_config(["bapo"], [])))
+    assert [row[:2] for row in rows if row[2] != row[3]] == []
+    assert len(rows) == 23  # of the 24 of table 3: there is no top-k, which is off there
+    assert ("c2 range", "algorithm.c2_range", "[0.125, 0.5]", "[0.125, 0.5]") in rows
+
+
+def test_table_4_has_the_papers_sets_next_to_the_problems_of_the_runs(tmp_path: Path) -> None:
+    overrides = ["--task.name", "countdown"]
+    groups = {1: [result("a", "0001", step=1), result("b", "0001", step=1)], 2: [result("a", "0011", step=2)]}
+    measured = [evaluation_row("cd4", 3, WORSE)]
+    path = write_run(tmp_path / "one", overrides=overrides, groups=groups, evaluations=measured).path
+    assert table_4(gather([path])).rows == (
+        ("training", "2", "-", "49,000"),
+        ("cd4", "4", "4", "200"),
+        ("cd34", "-", "-", "200"),
+    )
+
+
 # -- migration
 
 
@@ -127,6 +148,26 @@ def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
     )
     assert (found.total, found.better, found.worse) == (5, 1, 2)
     assert held_out_matrix([run], "cd4", 2) is None
+
+
+def test_the_same_prompts_are_followed_at_the_measurements_nearest_to_the_papers_steps(tmp_path: Path) -> None:
+    # Ten steps: 150/471 and 300/471 of them are 3.2 and 6.4, nearest to steps 4 and 6 of those measured: 2, 4, 6, 10.
+    measured = {
+        1: {"p": "0000", "q": "1100", "r": "1111"},
+        3: {"p": "1111", "q": "1111"},
+        5: {"p": "1000", "q": "1100"},
+        7: {"p": "1000", "q": "0000"},
+        11: {"p": "1111", "q": "1000", "r": "0000"},
+    }
+    evaluations = [evaluation_row("cd4", version, right) for version, right in measured.items()]
+    metrics = [metrics_row(step) for step in range(1, 11)]
+    runs = gather([write_run(tmp_path / "one", metrics=metrics, evaluations=evaluations).path]).reference.runs
+    # r was not measured on the way, so it is not followed; p begins at 0/4, q at 2/4.
+    assert [(look.step, look.matrix) for look in looks(runs, ["cd4"])] == [
+        (4, matrix_of([(0, 1), (2, 2)], 4)),
+        (6, matrix_of([(0, 1), (2, 0)], 4)),
+        (10, matrix_of([(0, 4), (2, 1)], 4)),
+    ]
 
 
 VISITS = {

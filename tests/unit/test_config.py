@@ -117,7 +117,7 @@ def test_tables_of_files_are_merged_and_the_word_null_means_null(write: Write) -
         ("[learner]\nlr = inf", "learner.lr = inf: input should be a finite number"),
         (
             '[loss]\nratio_mode = "x"',
-            "loss.ratio_mode = \"x\": input should be 'direct', 'official' or 'decoupled'",
+            "loss.ratio_mode = \"x\": input should be 'direct', 'official', 'decoupled' or 'interpolated'",
         ),
         ("[learner]\nbetas = [0.9]", "learner.betas = [0.9]: too few values"),
         ('[run]\nname = "a b"', 'run.name = "a b": write letters, digits'),

@@ -18,6 +18,11 @@ from bapo.config.tree import Config
         ({"name": "geppo_add"}, "write importance_level = none"),
         ({"name": "luffy", "kl_coef": 0.0}, "write importance_level = none"),
         ({"name": "kimi", "importance_level": "none", "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
+        ({"name": "kimi", "importance_level": "none", "ratio_mode": "interpolated"}, "write ratio_mode = decoupled"),
+        (
+            {"ratio_mode": "interpolated", "importance_mode": "mask", "importance_denominator": "kept"},
+            "write importance_denominator = all",
+        ),
         ({"name": "dppo"}, "write ratio_mode = direct"),
         ({"name": "gspo", "clip_high": None}, "write numbers for clip_low and clip_high"),
         ({"importance_mode": "mask", "ratio_mode": "direct"}, "write ratio_mode = decoupled"),

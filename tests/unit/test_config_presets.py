@@ -91,9 +91,11 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
          "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "shaping.length_weight": 0.5,
          "shaping.length_warmup_steps": 157, "learner.reset_optimizer": True},
     ),
-    "ppo": (
-        "grpo",
-        {"loss.advantage": "gae", "loss.aggregation": "token_mean", "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
+    "ppo": (  # of batch and cadence alone: loss, critic, lengths and sizes are the pair's
+        "ba-ppo",
+        {"algorithm.name": "grpo", "algorithm.online_filter": "none", "algorithm.use_x2": False,
+         "algorithm.use_x3": False, "cadence.weight_sync_interval": 1, "cadence.reevaluation_interval": 1,
+         "cadence.wait_for_reevaluation": False},
     ),
     "ba-ppo": (
         "bapo",

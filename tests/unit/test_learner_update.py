@@ -16,11 +16,13 @@ from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import DivergenceError
-from bapo.core.types import Batch, Origin
-from learner.batch.packing import minibatches
+from bapo.core.types import Batch, Group, Origin
+from learner.batch.packing import columns_of, minibatches
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.model.policy import Policy
+from learner.update.anchors import policy_shares
 from learner.update.update import Updater
+from tests.support.factories import make_batch, make_group
 from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy, with_groups
 from tests.support.tiny_model import perturb
 
@@ -328,10 +330,51 @@ def test_prox_is_skipped_where_the_mode_or_the_first_minibatch_makes_it_needless
         ("decoupled", 8, 0),  # one optimizer step: the policy is its own anchor throughout
         ("decoupled", 3, total - first),
         ("official", 3, total - first),
+        ("interpolated", 3, 0),  # alpha is stored, and the policy's own pass gives the other end
     ):
         config = learner_config(model_path, loss={"ratio_mode": mode}, learner={"minibatch_size": size})
         policy = run_counted(config, batch, tmp_path, minibatches_wanted=-(-8 // size))
         assert (policy.tokens(trained=False), policy.tokens(trained=True)) == (want, total), mode
+
+
+def test_the_share_of_the_policy_in_an_interpolated_anchor_follows_the_age_of_each_token() -> None:
+    # Step 5. One response by version 5, one by version 4, one that versions 3 and 2 sampled in turn, and an expert's.
+    group = make_group(rewards="1010", prompt_id="p", lengths=[1, 1, 3, 1], experts=[3])
+    versions = np.array([[5, 5], [4, 4], [2, 3], [5, 5]], dtype=np.int32)
+    spans = np.array([[1, 5], [1, 4], [1, 3], [2, 2], [1, 5]], dtype=np.int32)
+    batch = make_batch(groups=[dataclasses.replace(group, versions=versions, spans=spans)], step=5)
+    config = learner_config(loss={"ratio_mode": "interpolated"})
+    shares = policy_shares(batch, columns_of(batch, config), config.loss)
+    assert shares is not None
+    # Ages 0, 1 | 2, 3, 3 -> (age - 1) / age, at least 0; nobody sampled the expert's token.
+    assert shares.tolist() == pytest.approx([0.0, 0.0, 1 / 2, 2 / 3, 2 / 3, 1.0])
+
+
+def test_an_interpolated_anchor_is_alpha_for_what_the_step_before_sampled(model_path: Path, tmp_path: Path) -> None:
+    batch = random_batch(plain_model(model_path), step=2, version=1)
+    found = []
+    for mode in ("interpolated", "direct"):
+        config = learner_config(model_path, loss={"ratio_mode": mode}, learner={"lr": 1e-4})
+        found.append([r.loss for r in make_updater(config, tiny_policy(config), tmp_path).run(batch).minibatches])
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_an_interpolated_anchor_is_that_of_its_own_token_in_any_micro_batch(model_path: Path, tmp_path: Path) -> None:
+    batch = random_batch(plain_model(model_path), step=4, version=1)
+    entries = [dataclasses.replace(entry, group=aged(entry.group, age % 4)) for age, entry in enumerate(batch.entries)]
+    found = []
+    for mode, budget in (("interpolated", 64), ("interpolated", 5000), ("direct", 5000)):
+        learner = {"microbatch_tokens": budget, "lr": 1e-4}
+        config = learner_config(model_path, loss={"ratio_mode": mode}, learner=learner)
+        given = dataclasses.replace(batch, entries=tuple(entries))
+        found.append([r.loss for r in make_updater(config, tiny_policy(config), tmp_path).run(given).minibatches])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0] != pytest.approx(found[2], abs=1e-4), "ages 2 and 3 have another anchor than alpha"
+
+
+def aged(group: Group, age: int) -> Group:
+    """Sampled so many versions before step 4."""
+    return dataclasses.replace(group, versions=np.full_like(group.versions, 4 - age))
 
 
 def test_remembered_anchors_are_forgotten_when_the_group_cannot_come_back(model_path: Path, tmp_path: Path) -> None:

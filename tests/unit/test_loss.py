@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -155,6 +156,23 @@ def test_an_unknown_anchor_is_the_policy_itself_without_gradient() -> None:
     assert logprobs.grad is not None
     # At rho = 1 the gradient of -w rho A is -w A.
     torch.testing.assert_close(logprobs.grad, -weights * ADVANTAGE)
+
+
+def test_an_interpolated_anchor_lies_between_alpha_and_the_policy_in_log_probs() -> None:
+    # log pi_prox = log alpha + a (log pi - log alpha): -1.2, -0.6 - 0.15, -3.5 + 2/3 * 2.3 | -0.7 + 0.25, -1.0
+    given = dataclasses.replace(inputs(BEHAVE, BEHAVE), policy_share_M=torch.tensor([0.0, 0.5, 2 / 3, 0.5, 0.0]))
+    logprobs = NEW.clone().requires_grad_()
+    losses = losses_of(given, settings(ratio_mode="interpolated", importance_cap=2.0), logprobs)
+    # exp of -0.8 + 1.2, -0.9 + 0.75, -1.2 + 1.966667 | -0.2 + 0.45, -3.0 + 1.0
+    assert losses.ratio_M.tolist() == pytest.approx([1.491825, 0.860708, 2.152580, 1.284025, 0.135335], abs=1e-5)
+    # w = pi_prox / alpha = 1, e^-0.15, 4.63 cut to 2 | e^0.25, 1; clip: 1.28, none, 1.28 | none for A < 0, 0.8
+    # -1.5 * 1.28, -1.5 * e^-0.3, -1.5 * 1.28 * 2 | 0.5 * e^0.5, 0.5 * 0.8
+    want = [-1.92, -1.111227, -3.84, 0.824361, 0.4]
+    assert losses.surrogate_M.tolist() == pytest.approx(want, abs=1e-5)
+    losses.surrogate_M.sum().backward()
+    # The anchor has no gradient: d/d log pi of -w rho A is itself, and what is clipped stands still.
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, -1.111227, 0.0, 0.824361, 0.0], abs=1e-5)
 
 
 def test_v12_kl_to_behaviour_is_exact_in_expectation_over_a_categorical() -> None:

@@ -10,7 +10,6 @@ import tomli_w
 
 from bapo.analysis.study.plan import Study, parse_study, read_study
 from bapo.analysis.study.state import State, changed, inspect_run
-from bapo.config.layers import preset_names
 from bapo.config.load import dump_toml
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -105,15 +104,24 @@ def test_methods_that_are_not_comparable_are_refused_with_the_setting(
     assert len(plan(tmp_path, values).runs) == 4
 
 
-SHIPPED = Path(__file__).parents[2] / "deploy" / "configs" / "study-countdown.toml"
-SHIPPED_METHODS = parse_study(SHIPPED.read_text(), SHIPPED.name).methods
+CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 
 
-def test_the_shipped_study_is_fair() -> None:
-    known = [name for name, method in SHIPPED_METHODS.items() if method.preset in preset_names()]
-    runs = read_study(SHIPPED, known).runs
-    assert len(runs) >= 3 * len(known)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("study-*.toml")), ids=lambda path: path.stem)
+def test_a_shipped_study_is_fair(path: Path) -> None:
+    methods = parse_study(path.read_text(), path.name).methods
+    runs = read_study(path).runs
+    assert len(runs) >= 3 * len(methods)
     assert {run.config.run.num_steps for run in runs} == {96}
+
+
+def test_ppo_and_ba_ppo_differ_in_the_batch_alone() -> None:
+    study = read_study(CONFIGS / "study-ppo.toml")
+    ppo, ba_ppo = (next(run.config for run in study.runs if run.method == name) for name in ("ppo", "ba-ppo"))
+    own = {"preset", "run", "algorithm", "cadence"}
+    assert ppo.model_dump(exclude=own) == ba_ppo.model_dump(exclude=own)
+    assert (ppo.algorithm.name, ba_ppo.algorithm.name) == ("grpo", "bapo")
+    assert (ppo.algorithm.batch_size, ppo.algorithm.group_size) == (32, 8)
 
 
 # -- what there is already

@@ -1,8 +1,8 @@
 """DOTS: measure a few prompts, predict all others, choose those that are predicted to be half right (docs/methods.md).
 
 Sun et al., *Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data
-Selection and Rollout Replay*. Reduced: one linear projection, trained during the run, where the authors train a
-network of three layers before it.
+Selection and Rollout Replay*. A variant: one linear projection of the base model's own embeddings, trained online,
+where the authors train a network of three layers on another model's embeddings before the run.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from bapo.analysis.compare.prompts import (
     floor_matrix,
     held_out_bins,
     held_out_matrix,
+    looks,
     training_matrix,
 )
 from bapo.analysis.drawing import COLOURS, INK, LINE_COLOURS, RED, Axes, Figure, grid, label, line_style
@@ -324,15 +325,17 @@ def shares(compared: Compared) -> Drawn:
 
 
 def migrations(compared: Compared) -> Drawn:
-    """Figure 15: from the bin at first to the bin at last, with chance next to it, for up to four methods."""
+    """Figure 15: the same prompts at the paper's three steps, with chance next to them, for up to four methods."""
     panels: dict[str, Matrix | None] = {}
     methods = chosen(compared)
     runs = [run for method in compared.methods for run in method.runs]
+    if compared.splits:
+        for method in methods:
+            steps = method.runs[0].num_steps
+            for look in looks(method.runs, compared.splits):
+                panels[f"{method.label}, step {look.step} of {steps}"] = look.matrix
     for split in compared.splits:
         panels[f"chance: base model twice, {split}"] = floor_matrix(runs, split)
-        for method in methods:
-            final = method.runs[0].num_steps + 1
-            panels[f"{method.label}, {split}"] = held_out_matrix(method.runs, split, final)
     for method in methods:
         panels[f"{method.label}, training prompts"] = training_matrix(method.runs)
     found = {title: matrix for title, matrix in panels.items() if matrix is not None}
@@ -370,7 +373,7 @@ def _squares(axes: Axes, matrix: Matrix, title: str) -> None:
     axes.set_ylim(size - 0.5, -0.5)  # 0/n at the top: what became worse is the lower triangle, as in the paper
     axes.set_aspect("equal")
     words = f"better {matrix.better / matrix.total:.0%}, worse {matrix.worse / matrix.total:.0%}"
-    label(axes, "at last", "at first", f"{title}\n{words}")
+    label(axes, "later", "at first", f"{title}\n{words}")
     axes.title.set_fontsize(7)
     axes.grid(visible=False)
 
@@ -477,8 +480,9 @@ CATALOGUE = (
     Entry(13, "Accuracy bins, base model and methods", "held-out problems by right responses before and after "
           "training; the paper has training sets of two tasks", held_out_stacks),
     Entry(14, "Shares of X1, X2 and X3", "figure 8 as shares of the batch", shares),
-    Entry(15, "Accuracy migration", "bin at first against bin at last, of up to four methods; blue better, red worse, "
-          "equally strong, counts logarithmic; the base model measured twice shows how much of it is chance",
-          migrations),
+    Entry(15, "Accuracy migration", "the same held-out prompts (the paper: 1,000 training prompts), before training "
+          "against the measurements that are nearest to the paper's steps 150, 300 and 471 of 471, up to four methods; "
+          "training prompts from their first visit to their last; blue better, red worse, equally strong, counts "
+          "logarithmic; the base model measured twice shows how much of it is chance", migrations),
     Entry(16, "Batch adaptation with a critic", "held-out accuracy of methods with a critic", with_critic),
 )  # fmt: skip

@@ -71,6 +71,42 @@ def held_out_matrix(runs: Sequence[Measured], split: str, version: int) -> Matri
     return matrix_of(pairs, runs[0].config.evaluation.num_samples) if pairs else None
 
 
+LOOKS = (150 / 471, 300 / 471, 1.0)
+"""Shares of the steps after which the paper looks again at the prompts that it follows (figure 15)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Where a method's held-out prompts have gone after some steps."""
+
+    step: int
+    matrix: Matrix
+    """From the base model. The same prompts at every step."""
+
+
+def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
+    """The measurements of a method that are nearest to the paper's three, all splits and seeds together.
+
+    Prompts: those that every measurement used has. Empty without a measurement of the base model and a later one.
+    """
+    num_steps = runs[0].num_steps
+    common = set.intersection(*({row["version"] for row in run.rows(split)} for run in runs for split in splits))
+    later = sorted(version for version in common if version > BASE_VERSION)
+    if not later or BASE_VERSION not in common:
+        return []
+    chosen = dict.fromkeys(min(later, key=lambda v: abs(v - 1 - share * num_steps)) for share in LOOKS)
+    pairs: dict[int, list[tuple[int, int]]] = {version: [] for version in chosen}
+    for run in runs:
+        for split in splits:
+            before = held_out_bins(run, split, BASE_VERSION)
+            after = {version: held_out_bins(run, split, version) for version in chosen}
+            followed = [prompt for prompt in before if all(prompt in bins for bins in after.values())]
+            for version, bins in after.items():
+                pairs[version] += [(before[prompt], bins[prompt]) for prompt in followed]
+    size = runs[0].config.evaluation.num_samples
+    return [Look(step=version - 1, matrix=matrix_of(pairs[version], size)) for version in chosen if pairs[version]]
+
+
 def floor_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
     """The base model against itself: each run's base measurement against the next one's of another seed.
 

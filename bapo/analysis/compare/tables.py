@@ -37,12 +37,15 @@ from bapo.analysis.compare.prompts import (
     base_of,
     floor,
     floor_matrix,
+    fresh_visits,
     held_out_matrix,
     rescued,
     rescued_more,
     training_matrix,
     unsolved,
 )
+from bapo.config.check import shown
+from bapo.config.layers import dotted, flatten
 from bapo.config.tree import Config
 from bapo.core.statistics import Estimate
 from bapo.core.text import count, duration
@@ -318,6 +321,7 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
         tables += [table_against(compared), table_equal_responses(compared)]
     tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
     tables += [table_rescued(compared)] if compared.splits else []
+    tables += [table_3(compared), table_4(compared)] if paper else []
     return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
 
 
@@ -394,6 +398,53 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
     return Table(
         key="table-2", title="Table 2: time and tokens", header=tuple(header), rows=tuple(map(tuple, rows)), note=note
     )
+
+
+def table_3(compared: Compared) -> Table:
+    """The paper's hyper-parameters with the values of BAPO, or of the reference where it is not among the methods."""
+    method = next((one for one in compared.methods if one.name == "bapo"), compared.reference)
+    note = (
+        "The paper's are those of mathematics. Where other methods differ is in the table of settings. Top-k is -1 in "
+        "the paper; there is no such setting here, responses are sampled from all tokens."
+    )
+    return Table(
+        key="table-3",
+        title=f"Table 3: settings of {method.label}",
+        header=("hyper-parameter", "setting", "value", "paper"),
+        rows=tuple(hyper_parameters(method.config)),
+        note=note,
+    )
+
+
+def hyper_parameters(config: Config) -> Iterator[tuple[str, str, str, str]]:
+    """(the paper's name, our key, our value, the paper's value), in the order of the paper's table 3."""
+    values = {dotted(key): value for key, value in flatten(config.model_dump(mode="json"))}
+    for row in published()["table_3"]:
+        yield row["name"], row["key"], shown(values[row["key"]]), shown(row["value"])
+
+
+def table_4(compared: Compared) -> Table:
+    """Problems that trained and problems that were measured; the paper's sets of the nearest task next to them."""
+    runs = [run for method in compared.methods for run in method.runs]
+    claimed = published()["table_4"].get(section_of(compared.reference.config).removesuffix("_7b"), {})
+    trained = spread([len(fresh_visits(run.sampled)) for run in runs], "{:,.0f}".format)
+    rows = [("training", trained, DASH, _claimed(claimed, "train"))]
+    for split in compared.splits:
+        last = runs[0].rows(split)[-1]
+        rows.append((split, f"{last['num_prompts']:,}", str(last["num_samples"]), _claimed(claimed, split)))
+    missing = [name for name in claimed if name not in ("train", *compared.splits)]
+    rows += [(name, DASH, DASH, _claimed(claimed, name)) for name in missing]
+    note = (
+        "Problems: distinct training problems that were sampled, mean over all runs with minimum and maximum in "
+        "brackets; held-out problems of the last evaluation, with their responses per problem (32 in the paper). A "
+        "dash: not measured here."
+    )
+    header = ("data", "problems", "responses each", "paper: problems")
+    return Table(key="table-4", title="Table 4: data", header=header, rows=tuple(rows), note=note)
+
+
+def _claimed(claimed: dict[str, int], name: str) -> str:
+    return f"{claimed[name]:,}" if name in claimed else DASH
 
 
 def table_settings(compared: Compared) -> Table:
