@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bapo.core.statistics import Estimate, estimate, shared_means
+from bapo.core.statistics import Estimate, shared_means
 from bapo.core.types import GroupResult, Purpose
 
 Row = Mapping[str, Any]
+BASE_VERSION = 1
+"""Policy version of the untrained model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,8 @@ class Curve:
     values: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    num_prompts: int = 0
-    """That every point was measured on; 0 where the points have no prompts in common."""
+    num_prompts: Sequence[int] = ()
+    """Prompts of each point."""
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
@@ -109,15 +111,16 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
 
 
 def held_out_curves(evaluations: Sequence[Row]) -> list[Curve]:
-    """Accuracy of each split over steps with its 95 % interval, on the prompts that all its measurements share.
+    """Accuracy of each split over steps with its 95 % interval, as compared with the base model.
 
-    During a run fewer prompts are measured than before and after it; the points of a curve must be comparable.
+    Evaluations during a run have fewer prompts than those before and after it. Their points are the base model's
+    accuracy on all prompts plus the change on the prompts that both have; a point with all prompts is its own accuracy.
     """
     curves = []
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = sorted((row for row in evaluations if row["split"] == split), key=lambda row: row["step"])
-        means = shared_means([row["rewards"] for row in rows])
-        points = [_point(row, of_row) for row, of_row in zip(rows, means, strict=True)]
+        base = rows[0] if rows[0]["version"] == BASE_VERSION else None
+        points = [_point(row, base) for row in rows]
         curves.append(
             Curve(
                 name=split,
@@ -125,11 +128,16 @@ def held_out_curves(evaluations: Sequence[Row]) -> list[Curve]:
                 values=[point.mean for point in points],
                 low=[point.low for point in points],
                 high=[point.high for point in points],
-                num_prompts=len(means[0]),
+                num_prompts=[row["num_prompts"] for row in rows],
             )
         )
     return curves
 
 
-def _point(row: Row, means: Sequence[float]) -> Estimate:
-    return estimate(means) if means else Estimate(row["accuracy"], row["low"], row["high"])
+def _point(row: Row, base: Row | None) -> Estimate:
+    accuracy, low, high = row["accuracy"], row["low"], row["high"]
+    before, after = shared_means([base["rewards"], row["rewards"]]) if base is not None else ([], [])
+    if base is None or not before:
+        return Estimate(accuracy, low, high)
+    value = base["accuracy"] + sum(after) / len(after) - sum(before) / len(before)
+    return Estimate(value, max(0.0, value - (accuracy - low)), min(1.0, value + (high - accuracy)))

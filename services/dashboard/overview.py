@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.algorithms.composer import Decision
-from bapo.analysis.compare.gather import BASE_VERSION
 from bapo.analysis.compare.prompts import matrix_of, right
-from bapo.analysis.run_records import PHASES, held_out_curves
+from bapo.analysis.run_records import BASE_VERSION, PHASES, held_out_curves
 from bapo.analysis.whatif.explanation import meanings
 from bapo.analysis.whatif.history import History
 from bapo.analysis.whatif.recording import RecordedStep
@@ -263,7 +262,7 @@ def about(view: RunView) -> dict[str, Any]:
 def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
     """One entry per split, points in the order of steps.
 
-    `accuracy`, `low` and `high` are on the prompts that all measurements of the split share (`num_prompts`).
+    `accuracy`, `low` and `high`: see `held_out_curves`; `num_prompts`: of each point.
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
     base model was not measured. `num_samples`: n. `passed`: per measurement pass@n, the share of prompts with a
     correct response among its n.
@@ -274,7 +273,7 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
         base = next((row for row in rows if row["version"] == BASE_VERSION), None)
         found.append({
             "split": curve.name,
-            "num_prompts": curve.num_prompts,
+            "num_prompts": list(curve.num_prompts),
             "num_samples": rows[0]["num_samples"],
             "interval": rows[0]["interval"],
             "step": list(curve.steps),

@@ -242,10 +242,14 @@ def test_held_out_curves_are_one_per_split_in_order_of_steps() -> None:
     assert (second.name, second.low, second.high) == ("b", [0.1 - 0.02], [0.1 + 0.02])
 
 
-def test_a_held_out_curve_compares_the_same_prompts() -> None:
-    """The base was measured on three prompts, later versions on two: .5 on those two, not 2/3."""
-    base = make_evaluation("a", 1, 2 / 3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
-    later = make_evaluation("a", 5, 0.75, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
+def test_a_point_with_fewer_prompts_is_the_base_accuracy_plus_the_change_on_them() -> None:
+    """The base has 2/3 on three prompts and 1/2 on the two that are evaluated later with 3/4: 2/3 + 1/4."""
+    base = make_evaluation("a", 1, 2 / 3, num_prompts=3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
+    later = make_evaluation("a", 5, 0.75, num_prompts=2, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
     (curve,) = held_out_curves([base, later])
-    assert (curve.values, curve.num_prompts) == ([0.5, 0.75], 2)
-    assert curve.low[0] < 0.5 < curve.high[0]
+    assert curve.values == pytest.approx([2 / 3, 11 / 12])
+    assert (list(curve.num_prompts), curve.low[1], curve.high[1]) == (
+        [3, 2],
+        pytest.approx(11 / 12 - 0.02),
+        pytest.approx(11 / 12 + 0.02),
+    )

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bapo.analysis.compare.gather import BASE_VERSION, Measured, Method
+from bapo.analysis.compare.gather import Measured, Method
+from bapo.analysis.run_records import BASE_VERSION
 from bapo.analysis.significance import crossed
 from bapo.core.statistics import Estimate
 from bapo.core.text import count

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bapo.analysis.compare.accuracy import average_curve, curve
-from bapo.analysis.compare.gather import BASE_VERSION, Compared, Measured, Method, Row, changed_keys, contrasts
+from bapo.analysis.compare.gather import Compared, Measured, Method, Row, changed_keys, contrasts
 from bapo.analysis.compare.prompts import (
     Matrix,
     bins_by_epoch,
@@ -20,7 +20,7 @@ from bapo.analysis.compare.prompts import (
     training_matrix,
 )
 from bapo.analysis.drawing import COLOURS, INK, LINE_COLOURS, RED, Axes, Figure, grid, label, line_style
-from bapo.analysis.run_records import smoothed
+from bapo.analysis.run_records import BASE_VERSION, smoothed
 from bapo.core.types import Origin, Purpose
 
 WINDOW_SHARE = 12

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bapo.analysis.run_records import Ledger, first_results, ledger_of
+from bapo.analysis.run_records import BASE_VERSION, Ledger, first_results, ledger_of
 from bapo.analysis.study.plan import StudyFile, must_agree, parse_study
 from bapo.analysis.study.state import Results
 from bapo.config.check import shown
@@ -26,7 +26,6 @@ from bapo.runtime.build_info import short
 from bapo.runtime.run_directory.layout import RunDirectory
 
 Row = Mapping[str, Any]
-BASE_VERSION = 1
 FOLLOWING = ("preset", "run.name", "run.root", "run.seed", "task.options.seed")
 """Settings that follow from which run it is; the first seeds of two methods may differ, and the problems with them."""
 MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.max_response_tokens")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from bapo.analysis.compare.accuracy import shared_seeds
-from bapo.analysis.compare.gather import BASE_VERSION, Measured, Method
+from bapo.analysis.compare.gather import Measured, Method
+from bapo.analysis.run_records import BASE_VERSION
 from bapo.analysis.significance import weighted
 from bapo.core.statistics import Estimate
 from bapo.core.types import GroupResult, Purpose

@@ -118,7 +118,7 @@ const named = (label) => label.replace(/x\d/g, (name) => name.toUpperCase());
 function heldOut(grid) {
   return chartCard(grid, {
     title: "Held-out accuracy", id: "held-out", height: 260,
-    note: "Mean reward with 95 % intervals, on the prompts that all measurements of a split share; step 0 is the base model at the same temperature.",
+    note: "Mean reward with 95 % intervals; step 0 is the base model at the same temperature. Evaluations during training have fewer prompts: their points are the base accuracy plus the change on these prompts.",
     empty: "Not measured yet.",
     draw({ held, steps, index, length, other }) {
       if (!held.length) return null;
@@ -142,7 +142,7 @@ function heldOut(grid) {
         },
         table: () => ({
           caption: "Accuracy and its 95 % interval", header: ["split and step", "accuracy", "from", "to", "prompts"],
-          rows: held.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.accuracy[k]), percent(split.low[k]), percent(split.high[k]), count(split.num_prompts)])),
+          rows: held.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.accuracy[k]), percent(split.low[k]), percent(split.high[k]), count(split.num_prompts[k])])),
         }),
       };
     },
