@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from learner.batch.packing import columns_of, microbatches_of
 from learner.distributed.sharding import gather_moments
-from learner.model.policy import Policy, response_logprobs
+from learner.model.logprobs import response_logprobs
+from learner.model.policy import Policy
 from learner.publish_weights import gather_weights
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.model.policy import response_logprobs
+from learner.model.logprobs import response_logprobs
 
 
 def naive(
