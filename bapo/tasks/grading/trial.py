@@ -94,7 +94,7 @@ def try_reward(
 
 def _graded(graders: GraderPool, prompt: Prompt, text: str, where: str) -> tuple[str, str]:
     try:
-        reward = float(graders.grade(prompt, [text])[0])
+        reward = float(graders.grade(prompt, [text]).rewards[0])
     except GradingError as error:
         return str(getattr(error, "reason", "grading")), str(error)
     if reward == 1.0:
