@@ -290,3 +290,20 @@ def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
 
 def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool) -> None:
     assert make_pool("obey").grade(make_prompt(), ["print", "fine"]).rewards.tolist() == [1.0, 1.0]
+
+
+def test_a_response_that_keeps_mathematics_busy_is_incorrect_and_its_siblings_keep_their_rewards(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of the 3 responses may take a quarter of the group's 24 s."""
+    task = TaskConfig(reward="bapo.tasks.mathematics:boxed", grading_timeout_s=24.0)
+    prompt = make_prompt(prompt_id="p7", answer={"answer": "x^2-1", ROW: "train.jsonl row 3"})
+    with closing(GraderPool(task, num_children=1)) as pool:
+        grades = pool.grade(prompt, ["\\boxed{(x-1)(x+1)}", "\\boxed{9^{9^{9^9}}}", "\\boxed{x^2+1}"])
+        again = pool.grade(prompt, ["\\boxed{(x+1)(x-1)}"])
+    assert (grades.rewards.tolist(), grades.num_busy) == ([1.0, 0.0, 0.0], 1)
+    assert (again.rewards.tolist(), again.num_busy) == ([1.0], 0)
+    (line,) = [record.message for record in caplog.records]
+    assert "'9^{9^{9^9}}'" in line
+    assert "incorrect" in line
+    assert "p7 (train.jsonl row 3)" in line

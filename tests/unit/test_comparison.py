@@ -108,6 +108,24 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
     assert plain[2].startswith("12.5 [0.0, ")  # an accuracy is never below 0
 
 
+FIVE = ("aime24", "amc", "math500", "minerva", "olympiad")
+
+
+def test_a_run_of_mathematics_has_the_papers_table_1(tmp_path: Path) -> None:
+    # Base: 1/4 in each set; after: 1/4, 2/4, 3/4, 4/4, 0 -> average 1/2.
+    after = ("1000", "1100", "1110", "1111", "0000")
+    evaluations = [evaluation_row(split, 1, {"p": "1000", "q": "1000"}) for split in FIVE]
+    evaluations += [evaluation_row(split, 3, {"p": a, "q": a}) for split, a in zip(FIVE, after, strict=True)]
+    run = write_run(tmp_path / "bapo", preset="bapo", evaluations=evaluations, overrides=["--task.name", "mathematics"])
+    table = table_1(gather([run.path]), paper=True)
+    own = ("method", "seeds", *FIVE, "average", "rollouts", "type", "staleness")
+    assert table.header == (*own, *(f"paper: {c}" for c in (*FIVE, "accuracy", "rollouts (maths)", "type")))
+    base, ours = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    assert (base["average"], ours["average"]) == ("25.0", "50.0")
+    assert (base["paper: aime24"], ours["paper: aime24"], ours["paper: accuracy"]) == ("28.8", "38.5", "56.0")
+    assert ours["paper: rollouts (maths)"] == "733k"
+
+
 # -- migration
 
 
