@@ -52,6 +52,8 @@ class Columns:
     question_format: str = QUESTION
     chat: bool = False
     system_prompt: str | None = None
+    task: str = NAME
+    """What prompts say of who grades them."""
 
     def asked(self, value: Any) -> Any:
         """What a row asks: text, or messages where it has them or the options make some."""
@@ -67,8 +69,6 @@ class Columns:
 
 class DatasetTask:
     """Rows as prompts; see `make_task` for the options."""
-
-    name = NAME
 
     def __init__(
         self,
@@ -88,6 +88,15 @@ class DatasetTask:
         self._expert_column = expert_column
 
     @property
+    def name(self) -> str:
+        return self._columns.task
+
+    def named(self, name: str) -> DatasetTask:
+        """The same under the name of a task that is made of it."""
+        self._columns = replace(self._columns, task=name)
+        return self
+
+    @property
     def held_out_splits(self) -> tuple[str, ...]:
         return tuple(split for split in self._sources if split != TRAIN)
 
@@ -98,7 +107,7 @@ class DatasetTask:
         """
         if split not in self._sources:
             raise ConfigError(
-                f"task {NAME} has no split {split!r}{did_you_mean(split, self._sources)}. "
+                f"task {self.name} has no split {split!r}{did_you_mean(split, self._sources)}. "
                 f"It has {', '.join(self._sources)}"
             )
         return self._splits[split]
@@ -300,7 +309,7 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
         raise ConfigError(f"{row.where}: column {asked!r} must be text or messages, got {value!r:.80}")
     _check_json(row, extra | answer)
     try:
-        return make_prompt(NAME, text, answer, extra=extra | {ROW: row.where})
+        return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where})
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
 

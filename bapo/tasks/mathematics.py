@@ -31,6 +31,7 @@ from bapo.tasks.answer_formats import ANSWER, written_answer
 from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.math_answers import decided, rounding_of, spelled
 
+NAME = "mathematics"
 BOXED = "\\boxed{{answer}}"
 QUESTION = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
 MOST_CHARS = 1_000
@@ -84,7 +85,7 @@ def make_task(
         tokenizer=tokenizer,
         extra_columns=extra_columns,
         expert_column=expert_column,
-    )
+    ).named(NAME)
 
 
 def _from_hub(names: Sequence[str]) -> dict[str, str]:

@@ -293,11 +293,11 @@ def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool
 
 
 def test_a_response_that_keeps_mathematics_busy_is_incorrect_and_its_siblings_keep_their_rewards(
-    make_pool: MakePool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each of the 3 responses may take a quarter of the group's 24 s."""
     task = TaskConfig(reward="bapo.tasks.mathematics:boxed", grading_timeout_s=24.0)
-    prompt = make_prompt(prompt_id="p7", answer={"answer": "x^2-1", ROW: "train.jsonl row 3"})
+    prompt = msgspec.structs.replace(make_prompt(prompt_id="p7"), answer={"answer": "x^2-1", ROW: "train.jsonl row 3"})
     with closing(GraderPool(task, num_children=1)) as pool:
         grades = pool.grade(prompt, ["\\boxed{(x-1)(x+1)}", "\\boxed{9^{9^{9^9}}}", "\\boxed{x^2+1}"])
         again = pool.grade(prompt, ["\\boxed{(x+1)(x-1)}"])
