@@ -211,9 +211,7 @@ def _plain(text: str) -> str:
 
 def _without_choice(text: str) -> str:
     """`\\textbf{(B)}\\ 12` -> `12`: the value behind the letter of a choice."""
-    led = re.match(
-        r"\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\([A-J]\)\s*\}?(?:\\[ ,;:]|~|\s|\\q?quad)*(?=\S)", text
-    )
+    led = _CHOICE_BEFORE.match(text)
     return text if led is None or "," in text[: led.end()] else text[led.end() :]
 
 
@@ -240,10 +238,16 @@ def _unit(written: str) -> str:
     text = re.sub(r"\s*([/*])\s*", r"\1", text)
     text = re.sub(r"(?:square|sq\.?)\s+([A-Za-z]+)", r"\1^2", text)
     text = re.sub(r"cubic\s+([A-Za-z]+)", r"\1^3", text)
-    parts = re.findall(r"[A-Za-z]+|\^-?\d|[/*\s]", text)
-    known = [_UNITS.get(p) or _UNITS.get(p.casefold()) or _UNITS.get(p.casefold().removesuffix("s")) if p[0].isalpha()
-             else "*" if p.isspace() else p for p in parts]  # fmt: skip
-    return "" if None in known else "".join(str(part) for part in known).replace("mi/h", "mph")
+    parts = [_known(part) for part in re.findall(r"[A-Za-z]+|\^-?\d|[/*\s]", text)]
+    return "" if None in parts else "".join(str(part) for part in parts).replace("mi/h", "mph")
+
+
+def _known(part: str) -> str | None:
+    """A word of a unit in its one spelling, a sign as it is; None for any other word."""
+    if not part.isalpha():
+        return part.strip() or "*"
+    small = part.casefold()
+    return _UNITS.get(part) or _UNITS.get(small) or _UNITS.get(small.removesuffix("s"))
 
 
 def _brackets(text: str) -> str:

@@ -1,7 +1,7 @@
 r"""The reward of mathematics: the last \boxed{...} against the answer of the row."""
 
+import os
 import threading
-import time
 import tomllib
 from pathlib import Path
 
@@ -108,10 +108,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_response_that_keeps_the_verifier_busy_is_incorrect_in_its_share_of_the_time(name: str) -> None:
-    began = time.monotonic()
-    with share_of(1.0, 1):
+    before = os.times().children_user
+    with share_of(4.0, 1):
         assert boxed(_prompt("x+1"), f"\\boxed{{{BOMBS[name]}}}") == 0.0
-    assert time.monotonic() - began < 30  # half a second, and sympy's import on a busy machine
+    assert os.times().children_user - before < 3.0
 
 
 def test_an_answer_of_the_data_set_that_keeps_it_busy_is_an_error() -> None:
