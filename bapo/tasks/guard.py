@@ -39,7 +39,7 @@ class Said:
 
 @contextmanager
 def share_of(group_s: float, num_texts: int) -> Iterator[list[str]]:
-    """Inside, `in_copy` takes at most an equal share of a group's seconds; yields what `busy` is told meanwhile.
+    """Inside, `in_copy` takes at most an equal share of a group's seconds; yields what `busy` notes meanwhile.
 
     One share is left for everything else.
     """

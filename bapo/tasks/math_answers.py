@@ -233,7 +233,7 @@ def _unit_of(text: str) -> tuple[str, str]:
 
 
 def _unit(written: str) -> str:
-    """`\\text{ square centimeters}` -> "cm^2"; "" for what is no unit that we know."""
+    """`\\text{ square centimeters}` -> "cm^2"; "" for what is not a known unit."""
     text = _plain(written.replace("\\cdot", "*")).replace("{", "").replace("}", "").replace(" per ", "/")
     text = re.sub(r"\s*([/*])\s*", r"\1", text)
     text = re.sub(r"(?:square|sq\.?)\s+([A-Za-z]+)", r"\1^2", text)

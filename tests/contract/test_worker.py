@@ -160,10 +160,10 @@ def test_a_group_that_the_buffer_refuses_is_reported_and_stops_no_other(start_wo
 
 
 class PickyEngine(scripted.ScriptedEngine):
-    def submit(self, request: object) -> None:
+    def submit(self, request: object, most: int | None = None) -> None:
         if request.prompt.prompt_id == "p0":
             raise ContractError("the prompt has 99 tokens, more than rollout.max_prompt_tokens=64")
-        super().submit(request)
+        super().submit(request, most)
 
 
 def engine_of(cls: type[scripted.ScriptedEngine], **options: object) -> Callable[[Config], Engine]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 from bapo.tasks.mathematics import HELD_OUT_SETS, make_task
 from bapo.tasks.registry import load_task
@@ -65,3 +66,27 @@ def test_sets_by_name_come_from_the_hub_and_a_wrong_name_is_refused() -> None:
     assert make_task(held_out=["amc"]).held_out_splits == ("amc",)
     with pytest.raises(ConfigError, match="there is no set 'amc23'"):
         make_task(held_out=["amc23"])
+
+
+@pytest.mark.parametrize("size", ["1.5b", "7b"])
+def test_the_configurations_for_gpus_are_table_3_and_measure_the_five_sets(size: str) -> None:
+    config = load_config([str(ROOT / "deploy" / "configs" / f"math-{size}.toml")], [])
+    algorithm, rollout, learner = config.algorithm, config.rollout, config.learner
+    assert (algorithm.batch_size, algorithm.group_size, algorithm.bad_capacity, algorithm.max_reevaluated) == (
+        256, 8, 256, 128,
+    )  # fmt: skip
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens, rollout.temperature) == (2048, 8192, 1.0)
+    assert (learner.lr, learner.minibatch_size, config.loss.kl_coef, config.loss.entropy_coef) == (1e-6, 64, 1e-3, 1e-3)
+    assert (config.cadence.weight_sync_interval, config.cadence.reevaluation_interval, config.run.seed) == (5, 5, 42)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    config.evaluation.require_splits(task.held_out_splits)
+    samples = [config.evaluation.samples_of(split) for split in task.held_out_splits]
+    assert samples == [32, 32, 4, 4, 4]
+
+
+def test_the_demo_has_its_data_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = load_config(["deploy/configs/demo-mathematics.toml"], [])
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    config.evaluation.require_splits(task.held_out_splits)
+    assert [len(task.prompts(split)) for split in ("train", "words", "latex")] == [1500, 400, 400]

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from bapo.tasks.mathematics import make_task
+from models.tokenizer import check_round_trips
+from models.train_math_model import ROUND_TRIPS
 from models.word_problems import HELD_OUT, TAUGHT, TRAINED, WORD_PATTERN, examples, problems, vocabulary, write
 
 DATA = Path(__file__).parents[2] / "examples" / "mathematics"
@@ -55,3 +58,9 @@ def test_every_token_of_what_is_taught_and_asked_is_in_the_vocabulary() -> None:
     texts += [json.loads(line)["problem"] for file in DATA.glob("*.jsonl") for line in file.read_text().splitlines()]
     assert {word for text in texts for word in re.findall(WORD_PATTERN, text)} <= known
     assert len(known) < 300
+
+
+def test_the_shipped_model_is_small_and_reads_the_problems_word_by_word() -> None:
+    folder = Path(__file__).parents[2] / "models" / "math-tiny"
+    check_round_trips(folder, ROUND_TRIPS)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 3_000_000
