@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bapo.analysis.compare.accuracy import difference, final_accuracy
 from bapo.analysis.compare.gather import Compared, gather
@@ -16,6 +17,7 @@ from bapo.analysis.compare.prompts import (
     training_matrix,
 )
 from bapo.analysis.compare.tables import table_1, table_against
+from bapo.cli.app import app
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
@@ -116,7 +118,7 @@ def test_a_run_of_mathematics_has_the_papers_table_1(tmp_path: Path) -> None:
     after = ("1000", "1100", "1110", "1111", "0000")
     evaluations = [evaluation_row(split, 1, {"p": "1000", "q": "1000"}) for split in FIVE]
     evaluations += [evaluation_row(split, 3, {"p": a, "q": a}) for split, a in zip(FIVE, after, strict=True)]
-    run = write_run(tmp_path / "bapo", preset="bapo", evaluations=evaluations, overrides=["--task.name", "mathematics"])
+    run = write_run(tmp_path / "mine", preset="bapo", evaluations=evaluations, overrides=["--task.name", "mathematics"])
     table = table_1(gather([run.path]), paper=True)
     own = ("method", "seeds", *FIVE, "average", "rollouts", "type", "staleness")
     assert table.header == (*own, *(f"paper: {c}" for c in (*FIVE, "accuracy", "rollouts (maths)", "type")))
@@ -124,6 +126,10 @@ def test_a_run_of_mathematics_has_the_papers_table_1(tmp_path: Path) -> None:
     assert (base["average"], ours["average"]) == ("25.0", "50.0")
     assert (base["paper: aime24"], ours["paper: aime24"], ours["paper: accuracy"]) == ("28.8", "38.5", "56.0")
     assert ours["paper: rollouts (maths)"] == "733k"
+    printed = CliRunner().invoke(app, ["report", str(run.path), "--paper"], env={"COLUMNS": "300"})
+    assert printed.exit_code == 0, printed.output
+    assert "olympiad" in printed.output
+    assert "50.0" in printed.output
 
 
 # -- migration

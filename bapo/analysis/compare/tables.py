@@ -452,7 +452,7 @@ def _with_paper_accuracy(
     compared: Compared, header: list[str], rows: list[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
     config = compared.reference.config
-    names = ["base", *(method.name for method in compared.methods)]
+    names = ["base", *map(_published_name, compared.methods)]
     columns = list(_paper_columns(compared))
     shown = [
         [*row, *(_paper_cell(published_of(config, name), column, name) for column in columns)]
@@ -461,11 +461,19 @@ def _with_paper_accuracy(
     return [*header, *(f"paper: {column}" for column in columns)], shown
 
 
+def _published_name(method: Method) -> str:
+    """The method that the paper has numbers of: the run's own name, or its preset's."""
+    known = published().get(section_of(method.config), {})
+    return method.name if _key(method.name) in known else str(method.config.preset)
+
+
 def _paper_columns(compared: Compared) -> Iterator[str]:
     section = published().get(section_of(compared.reference.config), {})
     known = {key for values in section.values() for key in values}
-    yield from (split for split in compared.splits if split in known)
-    yield "accuracy"
+    measured = [split for split in compared.splits if split in known]
+    yield from measured
+    if measured or not compared.splits:
+        yield "accuracy"
     yield ROLLOUTS
     yield "type"
 
