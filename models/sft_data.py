@@ -99,10 +99,13 @@ def expression(problem: Problem) -> str:
 
 
 def batches(
-    rng: random.Random, curriculum: Curriculum, tokenizer: PreTrainedTokenizerFast, tokens_per_batch: int
+    stream: Iterator[tuple[str, str]], rng: random.Random, tokenizer: PreTrainedTokenizerFast, tokens_per_batch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """An endless stream of (token ids [R, T], targets [R, T]) with at most `tokens_per_batch` = R * T tokens."""
-    stream = examples(rng, curriculum)
+    """An endless stream of (token ids [R, T], targets [R, T]) with at most `tokens_per_batch` = R * T tokens.
+
+    Args:
+        stream: endless (prompt text, response text).
+    """
     while True:
         pool = sorted((_encode(tokenizer, *pair) for pair in islice(stream, _POOL)), key=lambda row: len(row[0]))
         cuts: list[list[tuple[list[int], int]]] = [[]]

@@ -13,18 +13,19 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.architecture import build_model
 from models.evaluate_base_model import write_report
-from models.sft_data import IGNORE, Curriculum, batches
+from models.sft_data import IGNORE, Curriculum, batches, examples
 from models.tokenizer import build_tokenizer, check_round_trips
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,13 @@ class Recipe:
     num_warmup: int = 100
     """Iterations of linear warm-up; after it, linear decay to 0."""
     seed: int = 0
-    curriculum: Curriculum = field(default_factory=Curriculum)
+    curriculum: Curriculum | None = None
+    """Of Countdown."""
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> dict[str, Any]:
+def train(model: LlamaForCausalLM, recipe: Recipe, stream: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """Minimize the cross-entropy of the responses. Returns: loss, tokens and times, for the card."""
     optimizers = _optimizers(model, recipe.lr)
-    stream = batches(random.Random(recipe.seed), recipe.curriculum, tokenizer, recipe.tokens_per_batch)
     rate = _schedule(recipe)
     started, started_cpu = time.monotonic(), time.process_time()
     num_tokens = num_examples = 0
@@ -80,11 +81,17 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write the folder and check the saved tokenizer. Raises: ValueError if it differs."""
+    """Write the folder in Hugging Face format."""
     model.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # readable for other users, such as a container's
     tokenizer.save_pretrained(out)
-    check_round_trips(out)
+
+
+def save_recipe(recipe: Recipe, took: dict[str, Any], num_parameters: int, out: Path) -> None:
+    """`recipe.json`: how the model was made."""
+    text = json.dumps({"num_parameters": num_parameters, "recipe": asdict(recipe), "took": took}, indent=1)
+    (out / "recipe.json").write_text(f"{text}\n", encoding="utf-8")
+    log.info("trained %s in %.0f s (%.0f s of CPU)", out, took["wall_s"], took["cpu_s"])
 
 
 def _optimizers(model: LlamaForCausalLM, lr: float) -> tuple[torch.optim.Optimizer, ...]:
@@ -122,21 +129,18 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)  # at this size a second thread does not help
-    recipe = Recipe(
-        num_iterations=args.num_iterations,
-        seed=args.seed,
-        curriculum=Curriculum(cd3_share=args.cd3_share, success=args.success, max_tokens=args.max_tokens),
-    )
+    curriculum = Curriculum(cd3_share=args.cd3_share, success=args.success, max_tokens=args.max_tokens)
+    recipe = Recipe(num_iterations=args.num_iterations, seed=args.seed, curriculum=curriculum)
     torch.manual_seed(recipe.seed)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     num_parameters = sum(p.numel() for p in model.parameters())
     log.info("%d parameters, %d tokens in the vocabulary", num_parameters, len(tokenizer))
-    took = train(model, tokenizer, recipe)
+    rng = random.Random(recipe.seed)
+    took = train(model, recipe, batches(examples(rng, curriculum), rng, tokenizer, recipe.tokens_per_batch))
     save(model, tokenizer, args.out)
-    text = json.dumps({"num_parameters": num_parameters, "recipe": asdict(recipe), "took": took}, indent=1)
-    (args.out / "recipe.json").write_text(f"{text}\n", encoding="utf-8")
-    log.info("trained %s in %.0f s (%.0f s of CPU)", args.out, took["wall_s"], took["cpu_s"])
+    check_round_trips(args.out)
+    save_recipe(recipe, took, num_parameters, args.out)
     if not args.skip_evaluation:
         write_report(args.out)
 

@@ -24,6 +24,7 @@ from bapo.core.codec import pack_group
 from bapo.core.errors import BapoError, ContractError, GradingError, UnavailableError
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
+from bapo.tasks.grading.pool import Grades
 from rollout_server.engines.base import SampledGroup
 from rollout_server.experts import Experts
 from rollout_server.leases import Lease, Leases
@@ -58,7 +59,7 @@ class Buffer(Protocol):
 class Grader(Protocol):
     """The part of `GraderPool` that delivery uses."""
 
-    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s: ...
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Grades: ...
 
     def expert(self, prompt: Prompt) -> str | None: ...
 
@@ -89,10 +90,11 @@ def make_group(
     )
 
 
-def outcome_counts(rewards: Float32s) -> dict[str, int]:
-    """Number of responses with reward 1 (correct), 0 (wrong), and between (partial)."""
-    correct, wrong = int((rewards >= 1.0).sum()), int((rewards <= 0.0).sum())
-    return {"correct": correct, "wrong": wrong, "partial": len(rewards) - correct - wrong}
+def outcome_counts(grades: Grades) -> dict[str, int]:
+    """Number of responses with reward 1 (correct), 0 (wrong, or busy: not graded to the end), and between (partial)."""
+    rewards, busy = grades.rewards, grades.num_busy
+    correct, zero = int((rewards >= 1.0).sum()), int((rewards <= 0.0).sum())
+    return {"correct": correct, "wrong": zero - busy, "busy": busy, "partial": len(rewards) - correct - zero}
 
 
 class Delivery:
@@ -189,7 +191,8 @@ class Delivery:
         try:
             if self._experts is not None:
                 sampled = self._experts.joined(sampled, lease.request)
-            rewards = self._grader.grade(lease.request.prompt, sampled.texts)
+            grades = self._grader.grade(lease.request.prompt, sampled.texts)
+            rewards = grades.rewards
         except GradingError as error:
             outcome = getattr(error, "reason", "error").removeprefix("verifier_")
             self._counts.add(f"verdict/{outcome}/{task}", len(sampled.texts))
@@ -197,7 +200,7 @@ class Delivery:
             return
         grade_s = time.monotonic() - began
         self._counts.observe("bapo_verifier_seconds", task, [grade_s])
-        for outcome, number in outcome_counts(rewards).items():
+        for outcome, number in outcome_counts(grades).items():
             self._counts.add(f"verdict/{outcome}/{task}", number)
         try:
             group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)

@@ -90,7 +90,7 @@ class Sampler:
 
         def begin(engine: Engine) -> None:
             try:
-                engine.submit(request)
+                engine.submit(request, request.max_response_tokens)
             except ContractError as error:
                 self._listener.refused(request.request_id, error)
 

@@ -16,7 +16,7 @@ from bapo.cli.help import Command, group
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.dataset import Columns, is_file
+from bapo.tasks.dataset import Columns, gold_text, is_file
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
 
@@ -38,7 +38,9 @@ def try_out(
         str, typer.Option("--data", metavar="FILE", help=".parquet, .jsonl, or a Hub id owner/name:split.")
     ],
     gold_format: Annotated[str, typer.Option(help="Format of a correct response.")] = "{answer}",
-    prompt_column: Annotated[str, typer.Option(help="Dots step into nested columns.")] = "prompt",
+    prompt_column: Annotated[
+        str | None, typer.Option(help="Dots step into nested columns; default: recognized.")
+    ] = None,
     answer_column: Annotated[str | None, typer.Option(help="Default: recognized by the layout.")] = None,
     columns: Annotated[str, typer.Option(help="Further columns that the reward reads: level,nums.")] = "",
     reward_range: Annotated[
@@ -83,7 +85,7 @@ def try_out(
     raise typer.Exit(0 if is_fit else 1)
 
 
-def _columns(prompt: str, answer: str | None, extra: tuple[str, ...]) -> Columns:
+def _columns(prompt: str | None, answer: str | None, extra: tuple[str, ...]) -> Columns:
     return Columns(prompt=prompt, answer=answer, extra=extra, message_format=None, tokenizer=None, chat_options={})
 
 
@@ -96,8 +98,7 @@ def _graders(reward: str, reward_range: tuple[float, float], timeout_s: float) -
 
 
 def _gold(prompt: Prompt, gold_format: str) -> str:
-    answer = prompt.answer["answer"]
-    return gold_format.replace("{answer}", answer if isinstance(answer, str) else json.dumps(answer))
+    return gold_format.replace("{answer}", gold_text(prompt.answer["answer"]))
 
 
 def _says_yes_to_all(trial: Trial) -> bool:

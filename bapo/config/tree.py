@@ -8,6 +8,7 @@ The docstring below each field is the manual: `docs/configuration.md` is made fr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,7 +25,7 @@ from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, Super
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MOST_RESPONSES, MOST_STEPS
-from bapo.core.errors import did_you_mean
+from bapo.core.errors import ConfigError, did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """No braces or spaces: the name is part of Redis keys and of paths."""
@@ -56,8 +57,8 @@ class TaskConfig(Frozen):
     """Where prompts come from and what is right."""
 
     name: str = "countdown"
-    """A built-in task (`countdown`, `dataset`, `reasoning_gym:NAME`), or your own factory: `package.module:factory` or
-    `file.py:factory`."""
+    """A built-in task (`countdown`, `dataset`, `mathematics`, `reasoning_gym:NAME`), or your own factory:
+    `package.module:factory` or `file.py:factory`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the task's factory."""
     reward: str | None = None
@@ -66,7 +67,8 @@ class TaskConfig(Frozen):
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MOST_SECONDS)
-    """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
+    """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0. In task
+    `mathematics` each response has an equal share of it, and one that takes longer counts as incorrect."""
     grading_memory_mb: int = Field(4096, ge=64)
     """MiB of one grading process, of which a worker has two. A verifier that takes more, with what it has started, is
     killed; the group is retried, never rewarded 0."""
@@ -80,6 +82,19 @@ class TaskConfig(Frozen):
         return self
 
 
+class SplitConfig(Frozen):
+    """How one held-out split is measured; what is null is as for all."""
+
+    num_samples: int | None = Field(None, ge=1, le=MOST_RESPONSES)
+    """Responses per prompt: 32 is avg@32."""
+    temperature: float | None = Field(None, gt=0)
+    """Of sampling."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """At most `rollout.max_response_tokens`."""
+
+
 class EvaluationConfig(Frozen):
     """Held-out measurement. Evaluation never changes alpha (docs/paper.md, Decisions)."""
 
@@ -91,8 +106,25 @@ class EvaluationConfig(Frozen):
     """Prompts per held-out split before and after training."""
     num_samples: int = Field(2, ge=1, le=MOST_RESPONSES)
     """Responses per prompt."""
+    splits: dict[str, SplitConfig] = Field(default_factory=dict)
+    """Splits that are measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p` and
+    `max_response_tokens`; the last three are those of `rollout` by default."""
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics of the evaluator; 0 takes a free port."""
+
+    def require_splits(self, known: Sequence[str]) -> None:
+        """Raises: ConfigError for settings of a split that the task does not have."""
+        for split in self.splits:
+            if split not in known:
+                raise ConfigError(
+                    f"evaluation.splits.{split}: the task has no such held-out split{did_you_mean(split, known)}; it "
+                    f"has {', '.join(known) or 'none'}"
+                )
+
+    def samples_of(self, split: str) -> int:
+        """Responses per prompt of one split."""
+        own = self.splits.get(split, SplitConfig()).num_samples
+        return self.num_samples if own is None else own
 
 
 class SchedulerConfig(Frozen):
@@ -207,6 +239,12 @@ class Config(Frozen):
                 f"learner.num_ranks = {self.learner.num_ranks} is more than learner.minibatch_size = "
                 f"{self.learner.minibatch_size}: some ranks would never have a group; write fewer ranks"
             )
+        for split, own in self.evaluation.splits.items():
+            if (own.max_response_tokens or 0) > self.rollout.max_response_tokens:
+                raise ValueError(
+                    f"evaluation.splits.{split}.max_response_tokens = {own.max_response_tokens} is more than "
+                    f"rollout.max_response_tokens = {self.rollout.max_response_tokens}, which engines have room for"
+                )
         cache = self.shaping.overlong_cache
         if cache is not None and cache > self.rollout.max_response_tokens:
             raise ValueError(

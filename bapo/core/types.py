@@ -83,6 +83,10 @@ class RolloutRequest:
     """Which evaluation it belongs to; empty for training."""
     attempts: int = 0
     """How often it was handed out before."""
+    temperature: float | None = None
+    top_p: float | None = None
+    max_response_tokens: int | None = None
+    """How an evaluation samples; None: as `rollout` says. What trains is always sampled so."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ MESSAGE_FORMAT = "{content}\n"
 class Columns:
     """Where a row keeps what, and how it becomes text."""
 
-    prompt: str
+    prompt: str | None
     answer: str | None
     """None: recognized by the layout of each file's first row."""
     extra: tuple[str, ...]
@@ -52,6 +52,8 @@ class Columns:
     question_format: str = QUESTION
     chat: bool = False
     system_prompt: str | None = None
+    task: str = NAME
+    """What prompts say of who grades them."""
 
     def asked(self, value: Any) -> Any:
         """What a row asks: text, or messages where it has them or the options make some."""
@@ -68,8 +70,6 @@ class Columns:
 class DatasetTask:
     """Rows as prompts; see `make_task` for the options."""
 
-    name = NAME
-
     def __init__(
         self,
         *,
@@ -78,12 +78,23 @@ class DatasetTask:
         reward: str | None,
         gold_format: str | None,
         expert_column: str | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self._sources = dict(sources)
+        self._origins = origins or {}
         self._columns = columns
         self._reward_name = reward
         self._gold_format = gold_format
         self._expert_column = expert_column
+
+    @property
+    def name(self) -> str:
+        return self._columns.task
+
+    def named(self, name: str) -> DatasetTask:
+        """The same under the name of a task that is made of it."""
+        self._columns = replace(self._columns, task=name)
+        return self
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
@@ -96,7 +107,7 @@ class DatasetTask:
         """
         if split not in self._sources:
             raise ConfigError(
-                f"task {NAME} has no split {split!r}{did_you_mean(split, self._sources)}. "
+                f"task {self.name} has no split {split!r}{did_you_mean(split, self._sources)}. "
                 f"It has {', '.join(self._sources)}"
             )
         return self._splits[split]
@@ -125,7 +136,7 @@ class DatasetTask:
         """The answer in the given format; unknown for a user's reward without a format."""
         if self._gold_format is None:
             return None
-        return self._gold_format.replace("{answer}", _as_text(prompt.answer["answer"]))
+        return self._gold_format.replace("{answer}", gold_text(prompt.answer["answer"]))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
         """What stands in a response where `gold_format` has the answer. Exact match reads all of it; a user's reward
@@ -154,9 +165,11 @@ class DatasetTask:
     @cached_property
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
+        self._require_files()
         splits = {split: _read_prompts(source, self._columns) for split, source in self._sources.items()}
-        held_out = {prompt_id for split in self.held_out_splits for prompt_id in splits[split]}
-        leaked = [prompt_id for prompt_id in splits[TRAIN] if prompt_id in held_out]
+        # By its text: one data set writes an answer as 142, the other as 142.0.
+        held_out = {prompt.text for split in self.held_out_splits for prompt in splits[split].values()}
+        leaked = [prompt_id for prompt_id, prompt in splits[TRAIN].items() if prompt.text in held_out]
         for prompt_id in leaked:
             del splits[TRAIN][prompt_id]
         if leaked:
@@ -165,12 +178,22 @@ class DatasetTask:
             raise ConfigError(f"dataset {self._sources[TRAIN]}: every training prompt is in a held-out split")
         return {split: tuple(by_id.values()) for split, by_id in splits.items()}
 
+    def _require_files(self) -> None:
+        """Raises: ConfigError that names every file which is not there, and where it comes from."""
+        missing = [
+            source + (f" ({split} is {self._origins[split]} on the Hugging Face Hub)" if split in self._origins else "")
+            for split, source in self._sources.items()
+            if is_file(source) and not Path(source).is_file()
+        ]
+        if missing:
+            raise ConfigError(f"dataset file {', '.join(missing)} does not exist (searched in {Path.cwd()})")
+
 
 def make_task(
     *,
     path: str,
     held_out: Mapping[str, str] | None = None,
-    prompt_column: str = "prompt",
+    prompt_column: str | None = None,
     answer_column: str | None = None,
     extra_columns: Sequence[str] = (),
     message_format: str | None = None,
@@ -183,6 +206,7 @@ def make_task(
     reward: str | None = None,
     gold_format: str | None = None,
     expert_column: str | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> DatasetTask:
     """The task with its options, as the `[task.options]` table gives them.
 
@@ -190,7 +214,7 @@ def make_task(
         path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
-        prompt_column, answer_column: dots step into nested columns; the answer column is recognized by default.
+        prompt_column, answer_column: dots step into nested columns; by default each file's own are recognized.
         extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
             is the prompt's difficulty for selectors that go from easy to hard.
         message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
@@ -206,6 +230,7 @@ def make_task(
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
+        origins: name of a split -> where its file comes from, for the message when it is not there.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
     held_out = held_out or {}
@@ -235,6 +260,7 @@ def make_task(
         reward=reward,
         gold_format=gold_format,
         expert_column=expert_column,
+        origins=origins,
     )
 
 
@@ -245,8 +271,8 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     write = Conversations(columns)
     for row in read_rows(source):
         num_rows += 1
-        if columns.answer is None:
-            columns = replace(columns, answer=answer_column(row))
+        if num_rows == 1:
+            columns = replace(columns, answer=columns.answer or answer_column(row), prompt=prompt_column(row, columns))
         prompt = prompt_of(row, columns, write)
         prompts.setdefault(prompt.prompt_id, prompt)
     if not prompts:
@@ -258,17 +284,17 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
 
 def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     """One row as a prompt. Raises: ConfigError that names the row."""
-    column = columns.answer or answer_column(row)
+    column, asked = columns.answer or answer_column(row), prompt_column(row, columns)
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
     extra = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
-    if not row.has(columns.prompt):
+    if not row.has(asked):
         raise ConfigError(
-            f"{row.where}: column {columns.prompt!r} is missing or null; the row has {list(row.values)}. "
+            f"{row.where}: column {asked!r} is missing or null; the row has {list(row.values)}. "
             "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
         )
-    value = columns.asked(row.get(columns.prompt))
+    value = columns.asked(row.get(asked))
     if isinstance(value, list):
         text = write(row, value)
         extra[MESSAGES] = value
@@ -280,10 +306,10 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
                 "becomes a message, or leave system_prompt out"
             )
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
+        raise ConfigError(f"{row.where}: column {asked!r} must be text or messages, got {value!r:.80}")
     _check_json(row, extra | answer)
     try:
-        return make_prompt(NAME, text, answer, extra=extra | {ROW: row.where})
+        return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where})
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
 
@@ -299,7 +325,7 @@ class Conversations:
         for message in messages:
             is_message = isinstance(message, Mapping)
             if not is_message or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                where = f"{row.where}: column {self._columns.prompt!r}"
+                where = f"{row.where}: column {prompt_column(row, self._columns)!r}"
                 raise ConfigError(f"{where}: a message needs role and content, got {message!r:.80}")
         if self._template is None:
             return "".join(self._message(message) for message in messages)
@@ -345,13 +371,24 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def gold_text(answer: Any) -> str:
+    """An answer as a right response has it; the first of a list of texts, each of which is right."""
+    if isinstance(answer, list) and answer and isinstance(answer[0], str):
+        return answer[0]
+    return _as_text(answer)
+
+
 ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
     "answer": (),
     "reward_model.ground_truth": ("data_source", "ability", "extra_info"),
     "reward_spec.ground_truth": ("data_source", "env_class", "extra_info"),
+    "final_answer": (),
     "solution": (),
 }
-"""Native, verl, SkyRL, TRL: the first that a row has is taken; with the columns that the layout's rewards ask for."""
+"""Native, verl, SkyRL, OlympiadBench, TRL: the first that a row has is taken; with the columns that the layout's
+rewards ask for."""
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
+"""The first that a row has is taken."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
 MOST_LINE_BYTES = 64 << 20
@@ -411,6 +448,11 @@ def is_file(source: str) -> bool:
     if _HUB_ID.fullmatch(source) is None or path.exists() or path.suffix in _OTHER_FILES:
         raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
     return False
+
+
+def prompt_column(row: Row, columns: Columns) -> str:
+    """The column that is named, or the first known one that `row` has."""
+    return columns.prompt or next((name for name in PROMPT_COLUMNS if row.has(name)), PROMPT_COLUMNS[0])
 
 
 def answer_column(row: Row) -> str:

@@ -1,10 +1,18 @@
-r"""Reward of mathematics: is the last \boxed{...} of a response the answer? `reward = "bapo.tasks.mathematics:boxed"`.
+r"""Mathematics: DeepScaleR to train on, five benchmarks that are held out, and the reward of both.
+
+    [task]
+    name = "mathematics"
+    options = { path = "deepscaler.parquet", held_out = { aime24 = "aime24.jsonl", amc = "amc.jsonl" } }
+
+A thin composition of task `dataset`: which data, how a question is asked, and `boxed`. `boxed` is a reward for other
+tasks too (`reward = "bapo.tasks.mathematics:boxed"`):
 
     "... so \boxed{\frac12}"  against the row's answer "0.5"  ->  1.0
 
-math-verify reads both as expressions and compares them. Its own timeouts use signals, which fail outside of the main
-thread and were then taken for wrong answers by other frameworks; they are off here, because a grader is a process that
-is killed when it takes too long (`task.grading_timeout_s`), and its group is sampled again.
+What texts cannot decide, math-verify does (`bapo/tasks/math_answers.py`). Its own timeouts use signals, which fail
+outside of the main thread and were then taken for wrong answers by other frameworks; they are off, and it runs in a
+copy of the process. A response whose own text keeps it busy is incorrect, named in the log and counted; the other
+responses to the prompt keep their rewards.
 
 Does not cover: answers outside of a box, proofs, units that have to be converted, several answers in several boxes.
 """
@@ -12,38 +20,104 @@ Does not cover: answers outside of a box, proofs, units that have to be converte
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
+from bapo.tasks import dataset, guard
 from bapo.tasks.answer_formats import ANSWER, written_answer
+from bapo.tasks.dataset import DatasetTask
+from bapo.tasks.math_answers import decided, rounding_of, spelled
 
+NAME = "mathematics"
 BOXED = "\\boxed{{answer}}"
+QUESTION = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
 MOST_CHARS = 1_000
 """Of a response's answer: sympy may take minutes for what is longer, and no answer of the usual sets is."""
+
+TRAIN_SET = "agentica-org/DeepScaleR-Preview-Dataset:train"
+HELD_OUT_SETS: Mapping[str, str] = {
+    "aime24": "HuggingFaceH4/aime_2024:train",
+    "amc": "AI-MO/aimo-validation-amc:train",
+    "math500": "HuggingFaceH4/MATH-500:test",
+    "minerva": "math-ai/minervamath:test",
+    "olympiad": "math-ai/olympiadbench:test",
+}
+"""The five of the paper's table 1 (30, 83, 500, 272 and 674 problems), by name -> Hub id and split."""
+ORIGINS = {dataset.TRAIN: TRAIN_SET, **HELD_OUT_SETS}
+
+
+def make_task(
+    *,
+    path: str = TRAIN_SET,
+    held_out: Mapping[str, str] | Sequence[str] = tuple(HELD_OUT_SETS),
+    question_format: str = QUESTION,
+    chat: bool = True,
+    chat_options: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
+    tokenizer: str | None = None,
+    extra_columns: Sequence[str] = (),
+    expert_column: str | None = None,
+) -> DatasetTask:
+    """The task with its options, as the `[task.options]` table gives them.
+
+    Args:
+        path: training data, a Hub id "owner/name:split" or a .parquet or .jsonl file; the problem is in a column
+            problem, question or prompt, the answer in answer or final_answer.
+        held_out: names of the benchmarks (aime24, amc, math500, minerva, olympiad), which come from the Hub; or a table
+            name -> file or Hub id, of these names and of your own.
+        question_format, chat, chat_options, system_prompt, tokenizer, extra_columns, expert_column: as of task
+            `dataset` (docs/your_task.md). `expert_column = "solution"` is DeepScaleR's.
+    Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
+    """
+    return dataset.make_task(
+        path=path,
+        held_out=held_out if isinstance(held_out, Mapping) else _from_hub(held_out),
+        origins=ORIGINS,
+        reward=f"{__name__}:{boxed.__name__}",
+        gold_format=BOXED,
+        question_format=question_format,
+        chat=chat,
+        chat_options=chat_options,
+        system_prompt=system_prompt,
+        tokenizer=tokenizer,
+        extra_columns=extra_columns,
+        expert_column=expert_column,
+    ).named(NAME)
+
+
+def _from_hub(names: Sequence[str]) -> dict[str, str]:
+    for name in names:
+        if name not in HELD_OUT_SETS:
+            raise ConfigError(
+                f"task.options.held_out: there is no set {name!r}{did_you_mean(name, HELD_OUT_SETS)}; there are "
+                f"{', '.join(HELD_OUT_SETS)}. Data of your own: a table of name and file"
+            )
+    return {name: HELD_OUT_SETS[name] for name in names}
 
 
 def boxed(prompt: Prompt, text: str) -> float:
     """1.0 if the last box of the response holds the answer, else 0.0; a response without a box is wrong.
 
+    An answer that is a list has several readings, any of which is right, as all of them together are.
     Raises: ValueError for an answer of the data set that cannot be read: the row is at fault, not the response.
     """
-    gold = str(prompt.answer["answer"]).strip()
-    gold = last_box(gold) or gold.strip("$ ")
+    golds = _golds(prompt)
+    if not all(golds):  # an empty box would be right
+        raise ValueError(f"the answer {golds!r:.200} of the data set is empty")
     found = last_box(text)
-    if not gold:  # an empty box would be right
-        raise _unreadable(gold)
     if found is None or len(found) > MOST_CHARS:
         return 0.0
-    if found == gold:
-        return 1.0
-    right = _expressions(gold)
-    if not right:
-        raise _unreadable(gold)
-    return float(_equal(right, _expressions(found)))
+    return float(any(_is_same(gold, found, text) for gold in golds))
 
 
-def _unreadable(gold: str) -> ValueError:
-    return ValueError(f"the answer {gold!r:.200} of the data set cannot be read as mathematics")
+def _golds(prompt: Prompt) -> list[str]:
+    answer = prompt.answer["answer"]
+    parts = [str(part).strip() for part in answer] if isinstance(answer, list) else [str(answer).strip()]
+    golds = [last_box(part) or part.strip("$ ") for part in parts]
+    return [*golds, ", ".join(golds)] if len(golds) > 1 else golds
 
 
 def last_box(text: str) -> str | None:
@@ -51,11 +125,40 @@ def last_box(text: str) -> str | None:
     return written_answer(BOXED, text)
 
 
+def _is_same(gold: str, found: str, response: str) -> bool:
+    by_text = decided(gold, found)
+    if by_text is not None or not found:
+        return bool(by_text)
+    _warm_up()
+    said = guard.in_copy(_verify(gold, found))
+    if not said.values or not said.values[0]:
+        raise ValueError(f"the answer {gold!r:.200} of the data set cannot be read as mathematics")
+    if not said.ended:
+        guard.busy(found)
+    return said.values[1:] == (1,)
+
+
+@cache
+def _warm_up() -> None:
+    """Import and compile here what every copy would need a second for; only graders do."""
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of the missing timeout
+    assert list(_verify("x+1", "1+x")) == [True, True]
+
+
+def _verify(gold: str, found: str) -> Iterator[bool]:
+    """Whether the gold answer can be read; then whether the response's is the same."""
+    from math_verify import verify
+
+    right = _expressions(spelled(gold, found))
+    yield bool(right)
+    theirs = _expressions(spelled(found, gold))
+    yield bool(theirs) and (bool(verify(right, theirs, timeout_seconds=None)) or _rounds_to(gold, theirs[0]))
+
+
 def _expressions(latex: str) -> list[Any]:
     """Readings of an expression, [] if there is none."""
-    from math_verify import LatexExtractionConfig, parse  # sympy takes a second to import, and only graders need it
+    from math_verify import LatexExtractionConfig, parse
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
     found: list[Any] = parse(
         BOXED.replace(ANSWER, latex),
         extraction_config=[LatexExtractionConfig(boxed_match_priority=0)],
@@ -66,7 +169,10 @@ def _expressions(latex: str) -> list[Any]:
     return found
 
 
-def _equal(gold: list[Any], found: list[Any]) -> bool:
-    from math_verify import verify
-
-    return bool(found) and bool(verify(gold, found, timeout_seconds=None))
+def _rounds_to(gold: str, found: Any) -> bool:
+    """Whether an exact expression is the number that a decimal gold answer rounds."""
+    rounded = rounding_of(gold)
+    if rounded is None or not getattr(found, "is_number", False):
+        return False
+    value, last_place = rounded
+    return bool(abs(found.evalf() - float(value)) <= float(last_place))

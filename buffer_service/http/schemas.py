@@ -102,6 +102,17 @@ class RequestBody(Body):
     """A worker whose weights are older does not get it."""
     label: Label = ""
     attempts: int = Field(0, ge=0, lt=1 << 31)
+    temperature: float | None = Field(None, gt=0)
+    """How an evaluation samples; null: as the workers' configuration says."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_response_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+
+    @model_validator(mode="after")
+    def only_evaluations_are_sampled_otherwise(self) -> Self:
+        own = (self.temperature, self.top_p, self.max_response_tokens)
+        if self.purpose is not Purpose.EVALUATE and own != (None, None, None):
+            raise ValueError(f"request {self.request_id}: only an evaluation may be sampled otherwise than its run")
+        return self
 
     @model_validator(mode="after")
     def only_evaluations_are_of_one_response(self) -> Self:

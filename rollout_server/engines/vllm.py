@@ -141,6 +141,8 @@ class VllmEngine:
         self._check_length(len(token_ids), request.prompt.text, ContractError)
         sampling = self._sampling.clone()
         sampling.n = request.group_size
+        sampling.temperature = request.temperature or sampling.temperature
+        sampling.top_p = request.top_p or sampling.top_p
         if most is not None:
             sampling.max_tokens = min(most, self._rollout.max_response_tokens)
         self._add(request.request_id, token_ids, sampling)

@@ -21,6 +21,7 @@ def main(flags: Flags) -> None:
     config = flags.config
     telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    config.evaluation.require_splits(task.held_out_splits)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
     flags.run.write_port(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.config.rollout import RolloutConfig
-from bapo.config.tree import Config
+from bapo.config.tree import Config, SplitConfig
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.core.statistics import INTERVAL, estimate
 from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest
@@ -118,7 +118,8 @@ class Evaluator:
                 f"evaluation {label_of(split, target.version)}: all {num_asked} groups failed; "
                 f"the last failure: {self._buffer.status().last_failure or 'see the log of the rollout server'}"
             )
-        row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout)
+        own = self._config.evaluation.splits.get(split, SplitConfig())
+        row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout, own=own)
         self._run.append_evaluation(row)
         self._show(row)
         log.info(
@@ -136,7 +137,7 @@ class Evaluator:
 
     def _ask(self, target: Target, split: str) -> list[RolloutRequest]:
         prompts = list(self._task.prompts(split))[: target.num_prompts]
-        requests = requests_of(target, split, prompts, self._config.evaluation.num_samples)
+        requests = requests_of(target, split, prompts, self._config.evaluation)
         self._buffer.enqueue(requests)
         return requests
 
@@ -168,7 +169,7 @@ class Evaluator:
 
 
 def evaluation_row(
-    split: str, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig
+    split: str, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig, own: SplitConfig
 ) -> dict[str, Any]:
     """Accuracy of one split with its interval, and what a comparison with another run needs to be fair.
 
@@ -198,9 +199,8 @@ def evaluation_row(
         ],
         "seconds": round(_busy_seconds(groups), 3),
         "sampling": {
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "max_response_tokens": rollout.max_response_tokens,
+            name: getattr(rollout, name) if getattr(own, name) is None else getattr(own, name)
+            for name in ("temperature", "top_p", "max_response_tokens")
         },
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }

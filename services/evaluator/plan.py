@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from bapo.algorithms.settings import CadenceConfig
-from bapo.config.tree import EvaluationConfig
+from bapo.config.tree import EvaluationConfig, SplitConfig
 from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
 
 BASE_VERSION = 1
@@ -69,17 +69,21 @@ def parts_of(label: str) -> tuple[str, int]:
     return split, int(version) if version.isdecimal() else 0
 
 
-def requests_of(target: Target, split: str, prompts: list[Prompt], num_samples: int) -> list[RolloutRequest]:
+def requests_of(target: Target, split: str, prompts: list[Prompt], settings: EvaluationConfig) -> list[RolloutRequest]:
     """One request per prompt; asking twice asks once."""
+    own = settings.splits.get(split, SplitConfig())
     return [
         RolloutRequest(
             request_id=f"evaluate-{target.version:06d}-{split}-{index:05d}",
             prompt=prompt,
-            group_size=num_samples,
+            group_size=settings.samples_of(split),
             purpose=Purpose.EVALUATE,
             step=target.version,
             min_version=target.version,
             label=label_of(split, target.version),
+            temperature=own.temperature,
+            top_p=own.top_p,
+            max_response_tokens=own.max_response_tokens,
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -109,6 +109,12 @@ def test_only_a_response_of_full_length_is_truncated(engine: Engine) -> None:
         assert (group.lengths[group.truncated] == MAX_TOKENS).all()
 
 
+def test_an_evaluation_may_have_a_temperature_and_a_length_of_its_own(engine: Engine) -> None:
+    request = replace(make_request(group_size=8), temperature=0.01, top_p=0.5, max_response_tokens=3)
+    engine.submit(request, request.max_response_tokens)
+    assert finish(engine)[0].lengths.max() <= 3
+
+
 def test_responses_carry_the_version_that_sampled_them(engine: Engine) -> None:
     engine.submit(make_request(group_size=2))
     group = finish(engine)[0]

@@ -12,6 +12,7 @@ from bapo.tasks.registry import built_in_tasks, load_task
 
 NEEDED_OPTIONS: dict[str, dict[str, Any]] = {
     "dataset": {"path": "train.jsonl", "held_out": {"test": "test.jsonl"}},
+    "mathematics": {"path": "train.jsonl", "held_out": {"test": "test.jsonl"}, "chat": False},
     "reasoning_gym:chain_sum": {"num_train": 60, "num_held_out": 20},
 }
 """Only for tasks that cannot be made without options; files stand in the working directory."""

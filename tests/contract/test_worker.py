@@ -13,8 +13,8 @@ import pytest
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_group
 from bapo.core.errors import ContractError, GradingError, UnavailableError, WeightMismatchError
-from bapo.core.token_arrays import Float32s
 from bapo.core.types import Outcome, Prompt, Purpose, RolloutRequest
+from bapo.tasks.grading.pool import Grades
 from rollout_server.engines import scripted
 from rollout_server.engines.base import Engine
 from rollout_server.leases import Leases
@@ -101,7 +101,7 @@ def test_an_experts_row_joins_the_sampled_ones_with_log_probs_0_and_its_own_grad
 
 
 class FailingGrader(InstantGrader):
-    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Grades:
         if prompt.prompt_id == "p1":
             raise GradingError("the verifier broke")
         return super().grade(prompt, texts)
@@ -160,10 +160,10 @@ def test_a_group_that_the_buffer_refuses_is_reported_and_stops_no_other(start_wo
 
 
 class PickyEngine(scripted.ScriptedEngine):
-    def submit(self, request: object) -> None:
+    def submit(self, request: object, most: int | None = None) -> None:
         if request.prompt.prompt_id == "p0":
             raise ContractError("the prompt has 99 tokens, more than rollout.max_prompt_tokens=64")
-        super().submit(request)
+        super().submit(request, most)
 
 
 def engine_of(cls: type[scripted.ScriptedEngine], **options: object) -> Callable[[Config], Engine]:

@@ -131,6 +131,14 @@ def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig:
         }
 
 
+def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of_the_run(rig: Rig) -> None:
+    rig.engine.submit(replace(make_request(prompt_id="cold", group_size=8), temperature=1e-4), most=4)
+    rig.engine.submit(make_request(prompt_id="warm", group_size=8), most=4)
+    cold, warm = sorted(rig.finish(), key=lambda group: group.request_id)
+    assert len(set(map(tuple, np.split(cold.token_ids, np.cumsum(cold.lengths)[:-1])))) == 1
+    assert len(set(map(tuple, np.split(warm.token_ids, np.cumsum(warm.lengths)[:-1])))) > 1
+
+
 def test_an_update_keeps_every_tensor_of_the_model_at_its_address_as_cuda_graphs_need_it(rig: Rig) -> None:
     before, old = tensors_of(rig)
     load_verified(rig.engine, rig.publish(7))

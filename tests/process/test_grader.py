@@ -60,24 +60,24 @@ def make_pool() -> Iterator[MakePool]:
 
 def test_the_tasks_own_verifier_grades_each_response(make_pool: MakePool) -> None:
     texts = ["<answer>1+2+3</answer>", "<answer>1+2</answer>", "no answer", "<answer>3*2*1</answer>"]
-    assert make_pool().grade(make_prompt(), texts).tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert make_pool().grade(make_prompt(), texts).rewards.tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_an_experts_solution_comes_from_the_task_and_is_rewarded(make_pool: MakePool) -> None:
     pool = make_pool()
     solution = pool.expert(make_prompt())
     assert solution is not None
-    assert pool.grade(make_prompt(), [solution, "wrong"]).tolist() == [1.0, 0.0]
+    assert pool.grade(make_prompt(), [solution, "wrong"]).rewards.tolist() == [1.0, 0.0]
 
 
 def test_a_users_reward_by_dotted_path_replaces_the_tasks(make_pool: MakePool) -> None:
-    rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "true", "0"])
-    assert rewards.tolist() == [0.25, 1.0, 0.0]
+    grades = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "true", "0"])
+    assert grades.rewards.tolist() == [0.25, 1.0, 0.0]
 
 
 def test_what_numpy_gives_for_a_number_is_a_reward(make_pool: MakePool) -> None:
     texts = ["np.float32", "np.true", "np.false", "np.int", "array"]
-    assert make_pool("text_as_reward").grade(make_prompt(), texts).tolist() == [0.5, 1.0, 0.0, 1.0, 0.25]
+    assert make_pool("text_as_reward").grade(make_prompt(), texts).rewards.tolist() == [0.5, 1.0, 0.0, 1.0, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_none_fails_the_group_under_a_reason_of_its_own_and_is_no_reward(make_po
     with pytest.raises(UngradedError, match="left 1 of 3 responses ungraded") as caught:
         pool.grade(make_prompt(), ["1", "none", "0"])
     assert caught.value.reason == "ungraded"
-    assert pool.grade(make_prompt(), ["1", "0"]).tolist() == [1.0, 0.0]
+    assert pool.grade(make_prompt(), ["1", "0"]).rewards.tolist() == [1.0, 0.0]
 
 
 def test_a_verifier_that_raises_is_named_with_its_message_and_the_prompt(make_pool: MakePool) -> None:
@@ -113,7 +113,7 @@ def test_a_verifier_that_raises_is_named_with_its_message_and_the_prompt(make_po
     with pytest.raises(VerifierRaisedError, match=r"ValueError: cannot read this.*on prompt p7") as caught:
         pool.grade(make_prompt(prompt_id="p7"), ["fine", "raise"])
     assert caught.value.reason == "verifier_error"
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 
 
 def test_a_verifier_that_hangs_is_killed_at_the_deadline_and_replaced(make_pool: MakePool) -> None:
@@ -124,7 +124,7 @@ def test_a_verifier_that_hangs_is_killed_at_the_deadline_and_replaced(make_pool:
         pool.grade(make_prompt(), ["hang"])
     assert 3.0 <= time.monotonic() - began < 30
     assert caught.value.reason == "verifier_timeout"
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -135,7 +135,7 @@ def test_a_verifier_that_takes_too_much_memory_is_killed_and_has_rewarded_nothin
         ) as e:
             pool.grade(make_prompt(), ["fine", where])
         assert e.value.reason == "verifier_out_of_memory"
-        assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+        assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 
 
 def test_a_verifier_whose_process_dies_while_it_starts_has_graded_nothing(make_pool: MakePool) -> None:
@@ -147,7 +147,7 @@ def test_a_verifier_whose_process_dies_while_it_starts_has_graded_nothing(make_p
     its_successor._process.kill()
     with pytest.raises(VerifierKilledError, match="exit code -9 before it was ready to grade"):
         pool.grade(make_prompt(), ["fine"])
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 
 
 def test_a_failure_names_the_row_of_the_dataset() -> None:
@@ -219,7 +219,7 @@ def test_a_grader_that_does_not_even_read_is_killed_at_the_deadline(make_pool: M
     child.suspend()
     with pytest.raises(VerifierTimeoutError):
         pool.grade(make_prompt(), ["x" * 200_000])  # more than the pipe holds
-    assert pool.grade(make_prompt(), ["x"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["x"]).rewards.tolist() == [1.0]
 
 
 def test_a_verifier_that_hangs_when_the_pool_is_closed_is_not_replaced(make_pool: MakePool) -> None:
@@ -258,24 +258,24 @@ def test_what_cannot_be_shown_is_the_verifiers_error_in_few_words(make_pool: Mak
     with pytest.raises(VerifierRaisedError, match=told) as caught:
         pool.grade(make_prompt(), [text])
     assert len(str(caught.value)) < 1000
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
     assert pool._children[0] is grader, "it had not to be replaced"
 
 
 def test_a_copy_that_a_verifier_forks_answers_nothing_and_ends(make_pool: MakePool, tmp_path: Path) -> None:
     pool = make_pool("forks")
-    assert pool.grade(make_prompt(), [str(tmp_path / "pid")]).tolist() == [0.5]
+    assert pool.grade(make_prompt(), [str(tmp_path / "pid")]).rewards.tolist() == [0.5]
     wait_until(lambda: has_ended(named_in(tmp_path / "pid")))
-    assert [pool.grade(make_prompt(), ["fine"]).tolist() for _ in range(3)] == [[1.0]] * 3
+    assert [pool.grade(make_prompt(), ["fine"]).rewards.tolist() for _ in range(3)] == [[1.0]] * 3
 
 
 def test_the_answer_to_a_question_that_was_interrupted_is_not_taken_for_the_next_ones(make_pool: MakePool) -> None:
     pool = make_pool("late")
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pool.grade(make_prompt(), ["late"])
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 
 
 def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
@@ -285,8 +285,25 @@ def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
     pool = make_pool("closes")
     with pytest.raises(VerifierKilledError, match="closed the pipe to its worker while grading and was killed"):
         pool.grade(make_prompt(), ["close"])
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 
 
 def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool) -> None:
-    assert make_pool("obey").grade(make_prompt(), ["print", "fine"]).tolist() == [1.0, 1.0]
+    assert make_pool("obey").grade(make_prompt(), ["print", "fine"]).rewards.tolist() == [1.0, 1.0]
+
+
+def test_a_response_that_keeps_mathematics_busy_is_incorrect_and_its_siblings_keep_their_rewards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of the 3 responses may take a quarter of the group's 24 s."""
+    task = TaskConfig(reward="bapo.tasks.mathematics:boxed", grading_timeout_s=24.0)
+    prompt = msgspec.structs.replace(make_prompt(prompt_id="p7"), answer={"answer": "x^2-1", ROW: "train.jsonl row 3"})
+    with closing(GraderPool(task, num_children=1)) as pool:
+        grades = pool.grade(prompt, ["\\boxed{(x-1)(x+1)}", "\\boxed{9^{9^{9^9}}}", "\\boxed{x^2+1}"])
+        again = pool.grade(prompt, ["\\boxed{(x+1)(x-1)}"])
+    assert (grades.rewards.tolist(), grades.num_busy) == ([1.0, 0.0, 0.0], 1)
+    assert (again.rewards.tolist(), again.num_busy) == ([1.0], 0)
+    (line,) = [record.message for record in caplog.records]
+    assert "'9^{9^{9^9}}'" in line
+    assert "incorrect" in line
+    assert "p7 (train.jsonl row 3)" in line

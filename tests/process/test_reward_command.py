@@ -106,3 +106,33 @@ def test_init_names_the_columns_that_the_reward_takes(tmp_path: Path, monkeypatc
     assert result.exit_code == 0, result.exception
     assert load_config(["run.toml"], []).task.options["extra_columns"] == ["level"]
     assert "--columns level" in result.stdout
+
+
+def test_gold_answers_in_deepscalers_layout_are_fit_for_mathematics(tmp_path: Path) -> None:
+    answers = [
+        "\\frac{1}{2}",
+        "-\\frac{2}{3}",
+        "26",
+        "\\text{Monday}",
+        "1,2,3",
+        "[0,1)",
+        "50\\%",
+        "x^2+1",
+        "$\\sqrt{2}$",
+    ]
+    rows = [{"problem": f"p{i}", "answer": answer, "solution": "..."} for i, answer in enumerate(answers)]
+    data = tmp_path / "deepscaler.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [
+        "reward",
+        "test",
+        "bapo.tasks.mathematics:boxed",
+        "--data",
+        str(data),
+        "--gold-format",
+        "\\boxed{{answer}}",
+    ]
+    result = CliRunner().invoke(app, [*command, "--timeout-s", "60"])
+    assert result.exit_code == 0, result.output
+    assert "gold answers rewarded 1   9 of 9 (100.0%)" in result.output
+    assert "other answers rewarded 1  0 of 9" in result.output

@@ -19,8 +19,8 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.codec import request_map, unpack_group, unpack_push
 from bapo.core.errors import UnavailableError
-from bapo.core.token_arrays import Float32s
 from bapo.core.types import Canary, Group, Prompt, RolloutRequest, WeightUpdate
+from bapo.tasks.grading.pool import Grades
 from tests.support.wait import wait_until
 
 
@@ -100,8 +100,8 @@ class InstantGrader:
     def __init__(self) -> None:
         self.closed = False
 
-    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
-        return np.array([float("<answer>" in text) for text in texts], np.float32)
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Grades:
+        return Grades(rewards=np.array([float("<answer>" in text) for text in texts], np.float32))
 
     def expert(self, prompt: Prompt) -> str | None:
         return "<answer>by an expert</answer>"

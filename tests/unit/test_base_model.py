@@ -45,7 +45,8 @@ def test_what_the_model_is_taught_is_right_short_enough_and_from_its_own_buckets
 
 def test_batches_keep_to_their_tokens_and_train_only_the_response() -> None:
     tokenizer = build_tokenizer()
-    for ids_RT, targets_RT in islice(batches(random.Random(0), Curriculum(), tokenizer, 640), 20):
+    rng = random.Random(0)
+    for ids_RT, targets_RT in islice(batches(examples(rng, Curriculum()), rng, tokenizer, 640), 20):
         assert ids_RT.numel() <= 640
         assert ids_RT.shape == targets_RT.shape
         for ids, targets in zip(ids_RT.tolist(), targets_RT.tolist(), strict=True):

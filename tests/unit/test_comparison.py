@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bapo.analysis.compare.accuracy import difference, final_accuracy
 from bapo.analysis.compare.gather import Compared, gather
@@ -17,6 +18,7 @@ from bapo.analysis.compare.prompts import (
     training_matrix,
 )
 from bapo.analysis.compare.tables import hyper_parameters, table_1, table_4, table_against
+from bapo.cli.app import app
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
@@ -127,6 +129,28 @@ def test_table_4_has_the_papers_sets_next_to_the_problems_of_the_runs(tmp_path: 
         ("cd4", "4", "4", "200"),
         ("cd34", "-", "-", "200"),
     )
+
+
+FIVE = ("aime24", "amc", "math500", "minerva", "olympiad")
+
+
+def test_a_run_of_mathematics_has_the_papers_table_1(tmp_path: Path) -> None:
+    # Base: 1/4 in each set; after: 1/4, 2/4, 3/4, 4/4, 0 -> average 1/2.
+    after = ("1000", "1100", "1110", "1111", "0000")
+    evaluations = [evaluation_row(split, 1, {"p": "1000", "q": "1000"}) for split in FIVE]
+    evaluations += [evaluation_row(split, 3, {"p": a, "q": a}) for split, a in zip(FIVE, after, strict=True)]
+    run = write_run(tmp_path / "mine", preset="bapo", evaluations=evaluations, overrides=["--task.name", "mathematics"])
+    table = table_1(gather([run.path]), paper=True)
+    own = ("method", "seeds", *FIVE, "average", "rollouts", "type", "staleness")
+    assert table.header == (*own, *(f"paper: {c}" for c in (*FIVE, "accuracy", "rollouts (maths)", "type")))
+    base, ours = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    assert (base["average"], ours["average"]) == ("25.0", "50.0")
+    assert (base["paper: aime24"], ours["paper: aime24"], ours["paper: accuracy"]) == ("28.8", "38.5", "56.0")
+    assert ours["paper: rollouts (maths)"] == "733k"
+    printed = CliRunner().invoke(app, ["report", str(run.path), "--paper"], env={"COLUMNS": "300"})
+    assert printed.exit_code == 0, printed.output
+    assert "olympiad" in printed.output
+    assert "50.0" in printed.output
 
 
 # -- migration

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bapo.config.tree import Config, EvaluationConfig
-from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.errors import ConfigError, DeadlineError, UnavailableError
 from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -111,11 +111,13 @@ class FakeBuffer:
         self.forgotten.append(label)
 
 
-def make_evaluator(tmp_path: Path, buffer: FakeBuffer, task: TwoSplits | None = None) -> tuple[Evaluator, RunDirectory]:
+def make_evaluator(
+    tmp_path: Path, buffer: FakeBuffer, task: TwoSplits | None = None, config: Config = CONFIG
+) -> tuple[Evaluator, RunDirectory]:
     run = RunDirectory.create(tmp_path / "run")
     ticks = iter(range(10_000))
     evaluator = Evaluator(
-        CONFIG,
+        config,
         task or TwoSplits(),
         buffer,
         run,
@@ -139,6 +141,29 @@ def test_a_run_is_measured_before_between_and_after_and_then_the_evaluator_ends(
     first = buffer.asked["hard@12"][1]
     assert (first.request_id, first.group_size) == ("evaluate-000012-hard-00001", 4)
     assert (first.purpose, first.min_version) == (Purpose.EVALUATE, 12)
+
+
+def test_a_split_has_its_own_number_of_responses_and_sampling(tmp_path: Path) -> None:
+    own = {"hard": {"num_samples": 32, "temperature": 0.6, "max_response_tokens": 100}}
+    config = CONFIG.model_copy(
+        update={"evaluation": EvaluationConfig.model_validate({**SETTINGS.model_dump(), "splits": own})}
+    )
+    buffer = FakeBuffer([Progress(step=41, policy_version=41)])
+    evaluator, run = make_evaluator(tmp_path, buffer, config=config)
+    evaluator.run()
+    easy, hard = (buffer.asked[f"{split}@41"][0] for split in ("easy", "hard"))
+    assert (easy.group_size, easy.temperature, easy.max_response_tokens) == (4, None, None)
+    assert (hard.group_size, hard.temperature, hard.top_p, hard.max_response_tokens) == (32, 0.6, None, 100)
+    rows = {row["split"]: row["sampling"] for row in run.read_evaluations()}
+    rollout = config.rollout
+    assert rows["easy"]["max_response_tokens"] == rollout.max_response_tokens
+    assert rows["hard"] == {"temperature": 0.6, "top_p": rollout.top_p, "max_response_tokens": 100}
+
+
+def test_settings_of_a_split_that_does_not_exist_are_refused() -> None:
+    settings = EvaluationConfig.model_validate({"splits": {"aime42": {"num_samples": 32}}})
+    with pytest.raises(ConfigError, match=r"evaluation\.splits\.aime42.*did you mean"):
+        settings.require_splits(("aime24", "amc"))
 
 
 def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> None:

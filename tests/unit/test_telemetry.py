@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bapo.runtime.metrics.metric import ORIGIN, Metric, Process
 from bapo.runtime.metrics.registry import metrics_of
 from bapo.runtime.metrics.server import BucketTotals, Telemetry
+from bapo.tasks.grading.pool import Grades
 from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.state import Memory
 from rollout_server.delivery import outcome_counts
@@ -131,7 +132,8 @@ def test_outcome_counts_are_counted_from_0_and_errors_are_never_wrong() -> None:
         return telemetry.registry.get_sample_value("bapo_verifier_results_total", labels)
 
     assert value("timeout") == 0
-    assert outcome_counts(np.array([0, 1, 0.5, 0], dtype=np.float32)) == {"correct": 1, "partial": 1, "wrong": 2}
+    grades = Grades(rewards=np.array([0, 1, 0.5, 0], dtype=np.float32), num_busy=1)
+    assert outcome_counts(grades) == {"correct": 1, "partial": 1, "wrong": 1, "busy": 1}
     tally.add("verdict/timeout/countdown", 8)
     metrics.observe("worker-0", "ready", report(tally))
     assert (value("timeout"), value("wrong")) == (8, 0)

@@ -437,7 +437,7 @@ def _before_after(method: Method, split: str) -> tuple[list[float], list[float]]
 
 def _histogram(runs: Sequence[Measured], split: str, version: int) -> list[int]:
     bins = [k for run in runs for k in held_out_bins(run, split, version).values()]
-    size = runs[0].config.evaluation.num_samples
+    size = runs[0].config.evaluation.samples_of(split)
     return [bins.count(k) for k in range(size + 1)] if bins else []
 
 

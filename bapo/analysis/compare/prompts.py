@@ -69,7 +69,7 @@ def held_out_matrix(runs: Sequence[Measured], split: str, version: int) -> Matri
     for run in runs:
         before, after = held_out_bins(run, split, BASE_VERSION), held_out_bins(run, split, version)
         pairs += [(before[prompt], after[prompt]) for prompt in before if prompt in after]
-    return matrix_of(pairs, runs[0].config.evaluation.num_samples) if pairs else None
+    return matrix_of(pairs, runs[0].config.evaluation.samples_of(split)) if pairs else None
 
 
 LOOKS = (150 / 471, 300 / 471, 1.0)
@@ -125,7 +125,7 @@ def floor_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
         for prompt in before
         if prompt in after
     ]
-    return matrix_of(pairs, runs[0].config.evaluation.num_samples) if len(bases) > 1 else None
+    return matrix_of(pairs, runs[0].config.evaluation.samples_of(split)) if len(bases) > 1 else None
 
 
 def training_matrix(runs: Sequence[Measured]) -> Matrix | None:

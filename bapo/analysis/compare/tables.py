@@ -110,7 +110,8 @@ def section_of(config: Config) -> str:
     if config.task.name == "countdown":
         size = SIZE.search(Path(config.model.path).name)
         return "planning_7b" if size and float(size[1]) > LARGE else "planning"
-    return "math" if str(config.task.reward).startswith("bapo.tasks.mathematics:") else ""
+    reward = config.task.reward or config.task.options.get("reward")
+    return "math" if config.task.name == "mathematics" or str(reward).startswith("bapo.tasks.mathematics:") else ""
 
 
 def published_of(config: Config, method: str) -> dict[str, Any]:
@@ -311,6 +312,7 @@ def _difference(compared: Compared, method: Method, reference: str, split: str, 
     return DASH
 
 
+AVERAGE = "average"
 ROLLOUTS = "rollouts (maths)"
 """Column of the paper's, which counts them on mathematics alone."""
 
@@ -328,10 +330,11 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
 def table_1(compared: Compared, *, paper: bool = False) -> Table:
     """Accuracy after training with 95 % intervals over seeds and prompts, rollouts, on- or off-policy."""
     runs = [run for method in compared.methods for run in method.runs]
-    header = ["method", "seeds", *compared.splits, "rollouts", "type", "staleness"]
-    rows = [["base model", DASH, *(interval(base_accuracy(runs, s)) for s in compared.splits), DASH, DASH, DASH]]
+    averaged = [AVERAGE] if len(compared.splits) > 1 else []
+    header = ["method", "seeds", *compared.splits, *averaged, "rollouts", "type", "staleness"]
+    rows = [["base model", DASH, *_accuracies([base_accuracy(runs, s) for s in compared.splits]), DASH, DASH, DASH]]
     for method in compared.methods:
-        accuracies = [interval(final_accuracy(method, split)) for split in compared.splits]
+        accuracies = _accuracies([final_accuracy(method, split) for split in compared.splits])
         rollouts = spread([run.ledger.rollouts for run in method.runs], count)
         kind = "on" if is_on_policy(method) else "off"
         rows.append([name_of(method), str(len(method.runs)), *accuracies, rollouts, kind, _staleness(method)])
@@ -339,7 +342,8 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         header, rows = _with_paper_accuracy(compared, header, rows)
     note = (
         "Accuracy in percent after training, with the 95 % interval over seeds and prompts (crossed; with one seed "
-        "over prompts alone). Rollouts: responses sampled for training, fresh and re-evaluated. Type: on-policy when "
+        "over prompts alone). Average: of the splits, each counts the same. Rollouts: responses sampled for training, "
+        "fresh and re-evaluated. Type: on-policy when "
         "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
         "steps between sampling and training, of what one item of a batch trains the oldest."
     )
@@ -350,6 +354,13 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         rows=tuple(map(tuple, rows)),
         note=note,
     )
+
+
+def _accuracies(found: Sequence[Estimate | None]) -> list[str]:
+    """One cell per split, and their mean where there are several."""
+    known = [one.mean for one in found if one is not None]
+    mean = percent(_mean(known)) if known and len(known) == len(found) else DASH
+    return [*map(interval, found), *([mean] if len(found) > 1 else [])]
 
 
 def table_2(compared: Compared, *, paper: bool = False) -> Table:
@@ -492,7 +503,7 @@ def _with_paper_accuracy(
     compared: Compared, header: list[str], rows: list[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
     config = compared.reference.config
-    names = ["base", *(method.name for method in compared.methods)]
+    names = ["base", *map(_published_name, compared.methods)]
     columns = list(_paper_columns(compared))
     shown = [
         [*row, *(_paper_cell(published_of(config, name), column, name) for column in columns)]
@@ -501,11 +512,19 @@ def _with_paper_accuracy(
     return [*header, *(f"paper: {column}" for column in columns)], shown
 
 
+def _published_name(method: Method) -> str:
+    """The method that the paper has numbers of: the run's own name, or its preset's."""
+    known = published().get(section_of(method.config), {})
+    return method.name if _key(method.name) in known else str(method.config.preset)
+
+
 def _paper_columns(compared: Compared) -> Iterator[str]:
     section = published().get(section_of(compared.reference.config), {})
     known = {key for values in section.values() for key in values}
-    yield from (split for split in compared.splits if split in known)
-    yield "accuracy"
+    measured = [split for split in compared.splits if split in known]
+    yield from measured
+    if measured or not compared.splits:
+        yield "accuracy"
     yield ROLLOUTS
     yield "type"
 

@@ -89,17 +89,22 @@ def report(
 ) -> None:
     """Write the page of one run to RUN/report.html, which opens offline; or figures and tables of several runs.
 
+    With --paper and without --out: Table 1 of the paper in the terminal, from the splits that these runs measured.
     For a study, for several runs, or with --out: every figure as PNG and PDF, every table as CSV and Markdown, and
     report.md with all of them. A figure of the paper that these records cannot show is listed with the reason.
 
     Examples:
 
       bapo report outputs/demo-001
+      bapo report outputs/math-1.5b --paper
       bapo report outputs/study-countdown --paper --against dapo
       bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
     """
     runs = list(map(run_path, runs))
     is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
+    if paper and out is None and not is_study:
+        _print_table_1(runs)
+        return
     if len(runs) == 1 and not is_study and out is None:
         if against:
             raise ConfigError("--against compares methods, and this is one run; name several runs, or a study")
@@ -110,6 +115,13 @@ def report(
     folder = Path(runs[0]) / REPORT if out is None else Path(out)
     compared = paired(gather(runs), against or ())
     typer.echo(str(write_comparison(compared, folder, paper=paper)))
+
+
+def _print_table_1(runs: list[str]) -> None:
+    from bapo.analysis.compare.gather import gather
+    from bapo.analysis.compare.tables import table_1
+
+    print_table(Console(highlight=False), table_1(gather(runs), paper=True))
 
 
 # Tables of text in a terminal: cells as they are written, and columns that break between words as long as they can.

@@ -20,13 +20,12 @@ from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
-from bapo.tasks.dataset import ANSWER_COLUMNS, Row, is_file, read_rows
+from bapo.tasks.dataset import ANSWER_COLUMNS, PROMPT_COLUMNS, Row, is_file, read_rows
 from bapo.tasks.grading.pool import GraderPool
 
 BATCH_SIZE = 32
 """Prompts per step, unless the data has fewer."""
-PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
-MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "final_answer", "response", "output")
+MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "response", "output")
 CHAT_NAMES = ("instruct", "chat", "-it")
 """Parts of the names of models that have a chat template."""
 

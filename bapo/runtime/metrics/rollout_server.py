@@ -7,7 +7,7 @@ from bapo.runtime.metrics.metric import PURPOSE, TASK, TOKENS, WORKER, Label, Me
 
 HERE = (Process.ROLLOUT_SERVER,)
 
-OUTCOMES = ("correct", "partial", "wrong", "error", "timeout", "killed")
+OUTCOMES = ("correct", "partial", "wrong", "busy", "error", "timeout", "killed")
 
 SAMPLING = (
     Metric(
@@ -119,7 +119,8 @@ SCALING = (
 VERIFIERS = (
     Metric(
         "bapo_verifier_results_total", "counter",
-        "Graded responses: correct (1), wrong (0), partial (between); error, timeout, killed: not graded.",
+        "Graded responses: correct (1), wrong (0), busy (0, it kept the verifier busy), partial (between); "
+        "error, timeout, killed: not graded.",
         "system/Reward functions", HERE, (TASK, Label("outcome", OUTCOMES)),
     ),
     Metric(

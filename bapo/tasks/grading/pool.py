@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 import msgpack
@@ -78,6 +79,16 @@ class UngradedError(GradingError):
     reason = "ungraded"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grades:
+    """What a verifier says of the responses to one prompt."""
+
+    rewards: Float32s
+    """[G] in [0, 1]."""
+    num_busy: int = 0
+    """Responses that count as incorrect because their own text kept the verifier busy (`bapo.tasks.guard`)."""
+
+
 class GraderPool:
     """Children that grade. `grade` may be called from as many threads as there are children."""
 
@@ -96,13 +107,16 @@ class GraderPool:
             self.close()
             raise
 
-    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
-        """[G] rewards in [0, 1].
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Grades:
+        """The rewards of the responses to one prompt.
 
         Raises: VerifierRaisedError, VerifierTimeoutError, VerifierMemoryError, VerifierKilledError, UngradedError; the
             message names the function and the prompt, by its row where it has one.
         """
-        return np.asarray(self._asked(prompt, texts)["rewards"], np.float32)
+        answer = self._asked(prompt, texts)
+        for text in answer["busy"]:
+            log.warning("%s", self._told(f"was kept busy by the response {text}, which counts as incorrect,", prompt))
+        return Grades(rewards=np.asarray(answer["rewards"], np.float32), num_busy=len(answer["busy"]))
 
     def expert(self, prompt: Prompt) -> str | None:
         """The task's expert solution, if it has one. Raises: as `grade`."""

@@ -2,10 +2,11 @@
 
     start     {"task", "options", "reward", "range", "timeout_s"}
                                                                ->  {"ready": true} or {"refused": message}
-    group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]}, {"failed": message} or
-                                                                   {"ungraded": message}
+    group     {"prompt", "texts": [G]}                         ->  {"rewards": [G], "busy": texts}, {"failed": message}
+                                                                   or {"ungraded": message}
     expert    {"prompt"}                                       ->  {"expert": text or null} or {"failed": message}
 
+`busy` are responses that a verifier could not grade to the end because of their own text (`bapo.tasks.guard`).
 Frames are a little-endian u32 length and a msgpack map. The verifier runs in the main thread, because some verifiers
 use signals. It imports `bapo.tasks` and what the task imports: no torch, no engine.
 """
@@ -32,6 +33,7 @@ from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.process import watch_parent
 from bapo.tasks.base import GradesGroups, LoadsReward, Task
+from bapo.tasks.guard import share_of
 from bapo.tasks.registry import expert_of, load_task, with_reward
 from bapo.tasks.rewards import load_reward
 from bapo.tasks.user_functions import place_of
@@ -167,7 +169,8 @@ def main() -> None:
         prompt = prompt_from_map(request["prompt"])
         with ended_after(start["timeout_s"] + OVERTIME_S):
             if "texts" in request:
-                answer = grade(task, prompt, request["texts"], start["range"])
+                with share_of(start["timeout_s"], len(request["texts"])) as busy:
+                    answer = {"busy": busy, **grade(task, prompt, request["texts"], start["range"])}
             else:
                 answer = solve(task, prompt)
         write_frame(answers, answer)

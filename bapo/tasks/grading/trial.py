@@ -17,7 +17,7 @@ from bapo.tasks.base import ROW
 from bapo.tasks.dataset import Columns, Conversations, prompt_of, read_rows
 from bapo.tasks.grading.pool import GraderPool
 
-RIGHT, PARTLY, WRONG = "right", "partly", "wrong"
+RIGHT, PARTLY, WRONG, BUSY = "right", "partly", "wrong", "verifier_busy"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,9 +94,12 @@ def try_reward(
 
 def _graded(graders: GraderPool, prompt: Prompt, text: str, where: str) -> tuple[str, str]:
     try:
-        reward = float(graders.grade(prompt, [text])[0])
+        grades = graders.grade(prompt, [text])
     except GradingError as error:
         return str(getattr(error, "reason", "grading")), str(error)
+    if grades.num_busy:
+        return BUSY, f"{where}: the gold answer {text[:200]!r} keeps the verifier busy"
+    reward = float(grades.rewards[0])
     if reward == 1.0:
         return RIGHT, ""
     return WRONG if reward == 0.0 else PARTLY, f"{where}: the gold answer {text[:200]!r} is rewarded {reward:g}"

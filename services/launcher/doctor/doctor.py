@@ -174,7 +174,7 @@ def gold_problems(graders: GraderPool, known: Iterable[tuple[Prompt, str]]) -> I
     """Each gold answer that is not rewarded 1."""
     for prompt, text in known:
         try:
-            reward = float(graders.grade(prompt, [text])[0])
+            reward = float(graders.grade(prompt, [text]).rewards[0])
         except GradingError as error:
             yield f"with the gold answer {text!r}, {error}"
         else:

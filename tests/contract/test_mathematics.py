@@ -1,14 +1,18 @@
 r"""The reward of mathematics: the last \boxed{...} against the answer of the row."""
 
+import os
 import threading
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from bapo.tasks.base import make_prompt
+from bapo.tasks.guard import share_of
 from bapo.tasks.mathematics import boxed, last_box
 
 
-def _prompt(answer: str) -> object:
+def _prompt(answer: object) -> object:
     return make_prompt("dataset", "x?", {"answer": answer})
 
 
@@ -50,7 +54,7 @@ def test_anything_else_is_wrong(response: str) -> None:
 
 @pytest.mark.parametrize("response", ["\\boxed{12}", "\\boxed{}", "12"])
 def test_an_answer_of_the_data_set_that_nobody_can_read_is_an_error_and_no_wrong_answer(response: str) -> None:
-    with pytest.raises(ValueError, match="the answer '' of the data set cannot be read as mathematics"):
+    with pytest.raises(ValueError, match="of the data set is empty"):
         boxed(_prompt(""), response)
 
 
@@ -70,3 +74,46 @@ def test_braces_inside_of_a_box_belong_to_it() -> None:
     assert last_box("\\boxed{\\left\\{ x \\right.}") == "\\left\\{ x \\right."
     assert last_box("no box") is None
     assert last_box("\\boxed{" * 100_000) is None  # quadratic work would take minutes
+
+
+PAIRS = tomllib.loads(Path(__file__).with_name("math_pairs.toml").read_text())
+
+
+def test_every_pair_is_graded_as_the_table_says() -> None:
+    """Of our own; in one test, because each pair would otherwise pay for sympy."""
+    rows = [(gold, found, 1.0) for gold, found, _ in PAIRS["right"]]
+    rows += [(gold, found, 0.0) for gold, found, _ in PAIRS["wrong"]]
+    rows += [(gold, found, float(graded)) for gold, found, graded, _ in PAIRS["undecidable"]]
+    other = [(gold, found) for gold, found, want in rows if boxed(_prompt(gold), f"\\boxed{{{found}}}") != want]
+    assert len({(gold, found) for gold, found, _ in rows}) == len(rows) >= 150
+    assert other == []
+
+
+def test_one_of_several_answers_is_right_and_so_are_all_together() -> None:
+    for found in ("2", "3", "2, 3", "3,2"):
+        assert boxed(_prompt(["$2$", "$3$"]), f"\\boxed{{{found}}}") == 1.0
+    assert boxed(_prompt(["2", "3"]), "\\boxed{4}") == 0.0
+
+
+BOMBS = {
+    "tower": "9^{9^{9^9}}",
+    "factorial": "(10^9)!",
+    "sum": "\\sum_{n=1}^{1000000000} \\frac{1}{n^2+1}",
+    "fractions": "\\frac{1}{1+" * 60 + "x" + "}" * 60,
+    "parentheses": "(" * 450 + "1" + ")" * 450,
+    "exponent": "1e999999999",
+    "million characters": "1+" * 500_000 + "1",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_response_that_keeps_the_verifier_busy_is_incorrect_in_its_share_of_the_time(name: str) -> None:
+    before = os.times().children_user
+    with share_of(4.0, 1):
+        assert boxed(_prompt("x+1"), f"\\boxed{{{BOMBS[name]}}}") == 0.0
+    assert os.times().children_user - before < 3.0
+
+
+def test_an_answer_of_the_data_set_that_keeps_it_busy_is_an_error() -> None:
+    with share_of(1.0, 1), pytest.raises(ValueError, match="cannot be read as mathematics"):
+        boxed(_prompt(BOMBS["parentheses"]), "\\boxed{x}")
