@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from bapo.core.call_limits import MOST_GROUPS
+from bapo.core.call_limits import MAX_GROUPS
 from bapo.core.codec import PushedGroup, read_group_header
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.frames import declared_bytes, head_digest
@@ -51,8 +51,8 @@ class Ingest:
 
     def checked(self, pushed: Sequence[PushedGroup]) -> list[Incoming]:
         """All groups of one push, before any is stored."""
-        if not 0 < len(pushed) <= MOST_GROUPS:
-            message = f"{len(pushed)} groups in one push, not 1 to {MOST_GROUPS}: send them in several"
+        if not 0 < len(pushed) <= MAX_GROUPS:
+            message = f"{len(pushed)} groups in one push, not 1 to {MAX_GROUPS}: send them in several"
             raise ContractError(message, Refusal.TOO_MANY)
         groups = [incoming(group) for group in pushed]
         if len({group.frame_name for group in groups}) < len(groups):

@@ -16,7 +16,7 @@ from itertools import islice
 from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
 from bapo.core.batch_items import BAD_FRAME
-from bapo.core.call_limits import MOST_GROUPS, in_parts_by_size
+from bapo.core.call_limits import MAX_GROUPS, in_parts_by_size
 from bapo.core.codec import PulledFrame, frame_problem, pack_pull, unpack_push
 from bapo.core.errors import ContractError, FrameError, FullError, UnavailableError
 from bapo.core.types import Purpose, RolloutRequest
@@ -36,7 +36,7 @@ FORGOTTEN = "; if Redis has lost steps (power loss, or no append-only file), res
 ASSEMBLY_LOOKS = 20
 """An assembly that finds stale groups, or another instance at work, reads again this many times before it waits."""
 
-MOST_UNCOUNTED = 16
+MAX_UNCOUNTED = 16
 """Assemblies that are kept until then."""
 AHEAD_S = 10.0
 """How long a worker that claimed with unusable weights is named."""
@@ -173,7 +173,7 @@ class BufferService:
     def held(self, group_ids: Sequence[str]) -> Frames:
         """The frames of those groups that are held, some at a time. Bad ones are left out, named and counted."""
         stored = filter(None, self.store.records(group_ids))
-        for records in in_parts_by_size(stored, MOST_GROUPS, FRAMES_BYTES, lambda record: record.num_bytes):
+        for records in in_parts_by_size(stored, MAX_GROUPS, FRAMES_BYTES, lambda record: record.num_bytes):
             frames = self.store.frames([record.group_id for record in records])
             sound = [f for r, f in zip(records, frames, strict=True) if f is not None and not self._problem(r, f)]
             yield sound
@@ -215,7 +215,7 @@ class BufferService:
                 return None
             if assembly is not None:
                 self._uncounted.append(assembly)
-                if len(self._uncounted) > MOST_UNCOUNTED:
+                if len(self._uncounted) > MAX_UNCOUNTED:
                     self._count_assemblies()
                 self.backpressure.forget()
                 return assembly.batch
@@ -320,7 +320,7 @@ def _log_results(records: Sequence[GroupRecord], results: Sequence[str]) -> None
 # Reasons of failed groups: workers choose the words, and a bounded number of them becomes metric labels.
 
 REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
-MOST_REASONS = 64
+MAX_REASONS = 64
 """Each is a label of a metric and a counter for the whole run; those of our own workers are a dozen."""
 OTHER = "other"
 _COUNTED = "failed_groups:"
@@ -334,18 +334,18 @@ class FailureReasons:
         self._known: frozenset[str] = frozenset()
 
     def bounded(self, reason: str) -> str:
-        """The reason, or `other` when it is a new one and there are MOST_REASONS. Raises: ContractError for no word."""
+        """The reason, or `other` when it is a new one and there are MAX_REASONS. Raises: ContractError for no word."""
         if not REASON.fullmatch(reason):
             raise ContractError(f"reason {reason!r:.200} must be one lower-case word of at most 32 characters")
         if reason in self._known:
             return reason
-        if len(self._known) < MOST_REASONS:
+        if len(self._known) < MAX_REASONS:
             counted = (event for event in self._store.counters() if event.startswith(_COUNTED))
             found = {event.removeprefix(_COUNTED) for event in counted} - {OTHER}
-            self._known |= frozenset(islice(sorted(found - self._known), MOST_REASONS - len(self._known)))
-        return reason if reason in self._known or len(self._known) < MOST_REASONS else OTHER
+            self._known |= frozenset(islice(sorted(found - self._known), MAX_REASONS - len(self._known)))
+        return reason if reason in self._known or len(self._known) < MAX_REASONS else OTHER
 
     def counted(self, word: str) -> None:
         """Remember a reason that was counted."""
-        if len(self._known) < MOST_REASONS:
+        if len(self._known) < MAX_REASONS:
             self._known |= {word} - {OTHER}

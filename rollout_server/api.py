@@ -27,7 +27,7 @@ from bapo.transport.rollout_client import PIECE_BYTES, weight_update_from_map
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightRelay
 
-MOST_MESSAGE_CHARS = 1000
+MAX_MESSAGE_CHARS = 1000
 ROUTES = (
     allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
     allow("PUT", "/workers"),
@@ -176,5 +176,5 @@ def _answer(request: Request, error: BapoError, message: str, status: int, heade
     if isinstance(error, ContractError):
         _count(request.app.state.telemetry, error.reason)
     # Input in messages is truncated, and surrogates are escaped.
-    shown = message[:MOST_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
+    shown = message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
     return JSONResponse({"error": name_of(error), "message": shown}, status_code=status, headers=headers)

@@ -32,7 +32,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.settings import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
 
 
 class Reason(StrEnum):
@@ -238,7 +238,7 @@ class AutoscalingConfig(Frozen):
     """Never fewer."""
     max_workers: int | None = Field(None, ge=1)
     """Never more; null: rollout.max_workers."""
-    window_s: float = Field(15.0, gt=0, le=MOST_SECONDS)
+    window_s: float = Field(15.0, gt=0, le=MAX_SECONDS)
     """The run is judged at the first weight update after this many seconds; without one, after eight times as long."""
     smoothing_windows: int = Field(3, ge=1)
     """Rates are moving averages over about this many windows: the newest weighs 2 / (1 + smoothing_windows)."""
@@ -258,9 +258,9 @@ class AutoscalingConfig(Frozen):
     """Batches of fresh groups from which on groups wait for the learner."""
     stale_threshold: float = Field(0.01, ge=0, le=1)
     """Share of pushed groups that were too old to be taken, above which there are too many workers."""
-    up_cooldown_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
+    up_cooldown_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
     """After any change, seconds before the next one upwards."""
-    down_cooldown_s: float = Field(120.0, ge=0, le=MOST_SECONDS)
+    down_cooldown_s: float = Field(120.0, ge=0, le=MAX_SECONDS)
     """After any change, seconds before the next one downwards."""
     max_up: int = Field(4, ge=1)
     """Most workers that one change adds."""

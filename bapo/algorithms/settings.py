@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bapo.algorithms.reward_levels import levels_within
-from bapo.core.call_limits import MOST_REQUESTS, MOST_RESPONSES
+from bapo.core.call_limits import MAX_REQUESTS, MAX_RESPONSES
 
 
 class Frozen(BaseModel):
@@ -21,7 +21,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-MOST_SECONDS = 1e6
+MAX_SECONDS = 1e6
 """Of any configured time, eleven days: a pipe can be watched for 2^31 milliseconds at most, and a longer wait fails."""
 
 
@@ -70,7 +70,7 @@ class AlgorithmConfig(Frozen):
     """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `dots`, `kimi`)."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
-    group_size: int = Field(8, ge=2, le=MOST_RESPONSES)
+    group_size: int = Field(8, ge=2, le=MAX_RESPONSES)
     """G: responses per prompt."""
     c1: float = Field(1 / 8, ge=0, lt=1)
     """Hard threshold: a group with mu <= c1 enters B_bad; a re-evaluation with c1 < mu' < 1 becomes X2 (eq. 6)."""
@@ -100,7 +100,7 @@ class AlgorithmConfig(Frozen):
     """Most prompts in B_bad, first in first out; default B."""
     high_window: int = Field(3, ge=1)
     """S: B_high holds groups of this many latest steps."""
-    max_reevaluated: int = Field(128, ge=1, le=MOST_REQUESTS)
+    max_reevaluated: int = Field(128, ge=1, le=MAX_REQUESTS)
     """M: most hard prompts that are re-sampled at one re-evaluation."""
     hard_prompt_sampling: Literal["uniform", "gain"] = "uniform"
     """Which of more than M hard prompts are re-sampled: drawn uniformly, or those of the largest expected gain."""

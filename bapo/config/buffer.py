@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.settings import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
 
 MAXMEMORY_SHARE = 0.9
 """Of the memory that the embedded Redis may have. It counts what it has asked for; a buffer that was full for ten
@@ -40,7 +40,7 @@ class BufferConfig(Frozen):
     requests and their pushes wait (429). At least algorithm.batch_size; null: as many as were asked for."""
     max_fresh_mb: int | None = Field(None, ge=1)
     """The same limit in MB of their frames; null: none but max_memory_mb."""
-    lease_s: float = Field(120.0, ge=0.1, le=MOST_SECONDS)
+    lease_s: float = Field(120.0, ge=0.1, le=MAX_SECONDS)
     """A claimed request returns to the queue after this, unless its worker renews it."""
     max_attempts: int = Field(3, ge=1)
     """A group that fails this often is dropped and counted."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bapo.algorithms.settings import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
 from bapo.config.rollout import GpuIndices
 
 
@@ -51,7 +51,7 @@ class LearnerConfig(Frozen):
     gpus: GpuIndices | None = None
     """GPUs of this machine that are the learner's, one per rank, as torch numbers what it sees; null: the first
     `num_ranks` that are not in `rollout.gpus` (docs/cluster.md)."""
-    batch_timeout_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
+    batch_timeout_s: float = Field(600.0, gt=0, le=MAX_SECONDS)
     """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
     for this long, for any purpose. Longer than the longest response takes."""
     port: int = Field(8702, ge=0, le=65535)

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from bapo.algorithms.settings import MOST_SECONDS, Frozen
-from bapo.core.call_limits import MOST_REQUESTS
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
+from bapo.core.call_limits import MAX_REQUESTS
 
 
 def _distinct_indices(indices: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class RolloutConfig(Frozen):
     generation_budget: int | None = Field(None, ge=1)
     """Tokens that a fresh response gets from one policy version: then it waits, and continues with the next weights, or
     when there is nothing else to sample (partial rollouts). null: a response is sampled in one go."""
-    max_groups_in_flight: int = Field(32, ge=1, le=4 * MOST_REQUESTS)
+    max_groups_in_flight: int = Field(32, ge=1, le=4 * MAX_REQUESTS)
     """Groups that one worker samples at a time."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the engine (vLLM: engine arguments)."""
@@ -57,11 +57,11 @@ class RolloutConfig(Frozen):
     from there (docs/cluster.md)."""
     port: int = Field(8710, ge=0, le=65535)
     """Control API of the fleet; 0 takes a free port."""
-    sync_timeout_s: float = Field(120.0, gt=0, le=MOST_SECONDS)
+    sync_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
     """A worker that has not taken new weights after this is replaced."""
-    start_timeout_s: float = Field(300.0, gt=0, le=MOST_SECONDS)
+    start_timeout_s: float = Field(300.0, gt=0, le=MAX_SECONDS)
     """A worker that is not ready after this fails the run."""
-    drain_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
+    drain_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
     """A worker that is scaled away may finish its groups for this long; unfinished ones then return to the queue."""
 
     @model_validator(mode="after")

@@ -16,14 +16,14 @@ from bapo.algorithms.autoscaling import AutoscalingConfig
 from bapo.algorithms.composers.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.algorithms.settings import MOST_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
+from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.buffer import BufferConfig
 from bapo.config.layers import preset_names
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tracking import TrackingConfig
-from bapo.core.call_limits import MOST_RESPONSES, MOST_STEPS
+from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
 from bapo.core.errors import did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -39,7 +39,7 @@ class RunConfig(Frozen):
     """Folder of run directories. Two runs never share a directory."""
     seed: int = Field(42, ge=0, lt=1 << 63)
     """Root of every random choice: data order, filters, X3 draws, re-evaluation draws."""
-    num_steps: int = Field(100, ge=1, le=MOST_STEPS)
+    num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """T: learner steps."""
 
 
@@ -65,7 +65,7 @@ class TaskConfig(Frozen):
     framework, `trl:module.function`, `verl:file.py:compute_score` (docs/your_task.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
-    grading_timeout_s: float = Field(10.0, gt=0, le=MOST_SECONDS)
+    grading_timeout_s: float = Field(10.0, gt=0, le=MAX_SECONDS)
     """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
     grading_memory_mb: int = Field(4096, ge=64)
     """MiB of one grading process, of which a worker has two. A verifier that takes more, with what it has started, is
@@ -89,7 +89,7 @@ class EvaluationConfig(Frozen):
     """Prompts per held-out split during the run."""
     num_prompts_final: int = Field(1000, ge=1)
     """Prompts per held-out split before and after training."""
-    num_samples: int = Field(2, ge=1, le=MOST_RESPONSES)
+    num_samples: int = Field(2, ge=1, le=MAX_RESPONSES)
     """Responses per prompt."""
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics of the evaluator; 0 takes a free port."""
@@ -108,11 +108,11 @@ class SupervisionConfig(Frozen):
     max_restarts: int = Field(5, ge=0)
     """A process that was killed or crashed is started again, so often within `window_s`; its next death ends the run.
     Nothing that was acknowledged is lost by that. 0: the first death ends the run."""
-    window_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
+    window_s: float = Field(600.0, gt=0, le=MAX_SECONDS)
     """Restarts that are longer ago are forgiven; those of the learner only when it has saved a checkpoint since."""
-    restart_backoff_s: float = Field(0.5, ge=0, le=MOST_SECONDS)
+    restart_backoff_s: float = Field(0.5, ge=0, le=MAX_SECONDS)
     """Seconds before the first restart; each further one within the window waits twice as long, up to 30 s."""
-    stall_s: float = Field(900.0, ge=0, le=MOST_SECONDS)
+    stall_s: float = Field(900.0, ge=0, le=MAX_SECONDS)
     """When nothing has moved for this long, one message says who waits for whom; 0: never. It must be longer than a
     learner step and than the start of an engine."""
     stall_ends_run: bool = False

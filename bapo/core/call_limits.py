@@ -7,18 +7,18 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MOST_GROUPS = 1024
+MAX_GROUPS = 1024
 """Of one push: one script admits all of them, or none."""
-MOST_REQUESTS = 4096
+MAX_REQUESTS = 4096
 """Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
-MOST_REQUEST_BYTES = 16 << 20
+MAX_REQUEST_BYTES = 16 << 20
 """Of one call that asks for groups, where the caller can cut it: half of what any JSON may have. Rows with test cases
 or an expert's solution are long."""
-MOST_RESPONSES = 4096
+MAX_RESPONSES = 4096
 """Of one group."""
-MOST_STEPS = (1 << 21) - 2
+MAX_STEPS = (1 << 21) - 2
 """Of a run: a queue's score has 21 bits for a step, and the last weights are one after it."""
-MOST_RENEWALS = 4096
+MAX_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""
 
 

@@ -28,7 +28,7 @@ from bapo.core.errors import ContractError, Refusal
 from bapo.core.frames import (
     KIND_BATCH,
     KIND_GROUP,
-    MOST_PROMPT_BYTES,
+    MAX_PROMPT_BYTES,
     frame_digest,
     frame_head,
     frame_parts,
@@ -462,9 +462,9 @@ def require_carried(prompt: Prompt) -> None:
         size = len(msgpack.packb(prompt_map(prompt)))
     except (TypeError, ValueError, OverflowError) as error:  # halves of characters; integers beyond 64 bits
         raise ContractError(f"it cannot be packed: {error}", Refusal.HEADER) from error
-    if size > MOST_PROMPT_BYTES:
+    if size > MAX_PROMPT_BYTES:
         raise ContractError(
-            f"it takes {size} bytes with its answer and columns; at most {MOST_PROMPT_BYTES} travel with a group",
+            f"it takes {size} bytes with its answer and columns; at most {MAX_PROMPT_BYTES} travel with a group",
             Refusal.HEADER,
         )
 

@@ -30,7 +30,7 @@ MAX_HEADER_BYTES = 1 << 24
 MAX_GROUP_HEADER_BYTES = 1 << 20
 """Some hundred bytes and the prompt's text. It is opened before anything is known of it, and the worst bytes (empty
 maps, one byte each) become objects of 64 bytes."""
-MOST_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
+MAX_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
 """Of text and answer of a prompt that is asked for: the rest is for ids and 17 bytes of each of 4,096 responses."""
 MAX_DEPTH = 32
 """Levels of maps and lists in a header: a prompt's answer is the only part that has any depth."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 EVERY_S = 1.0
-MOST_KINDS = 64
+MAX_KINDS = 64
 """Remembered; a server has a handful."""
 
 
@@ -30,7 +30,7 @@ class RateLimitedFilter(logging.Filter):
         now = self._now()
         if now - self._said_at.get(kind, float("-inf")) < self._every_s:
             return False
-        if len(self._said_at) >= MOST_KINDS:
+        if len(self._said_at) >= MAX_KINDS:
             self._said_at.clear()
         self._said_at[kind] = now
         return True

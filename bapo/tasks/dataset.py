@@ -354,7 +354,7 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
 """Native, verl, SkyRL, TRL: the first that a row has is taken; with the columns that the layout's rewards ask for."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
-MOST_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64
 """Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
 a megabyte for each of 20,000 rows."""
@@ -426,12 +426,12 @@ def answer_column(row: Row) -> str:
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if not line.strip():
                 continue
             where = f"{path} row {number}"
-            if len(line) > MOST_LINE_BYTES:
-                raise ConfigError(f"{where}: it has more than {MOST_LINE_BYTES} bytes; each row is a line of its own")
+            if len(line) > MAX_LINE_BYTES:
+                raise ConfigError(f"{where}: it has more than {MAX_LINE_BYTES} bytes; each row is a line of its own")
             try:
                 values = json.loads(line)
             except (ValueError, RecursionError) as error:

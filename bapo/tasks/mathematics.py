@@ -18,7 +18,7 @@ from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import ANSWER, written_answer
 
 BOXED = "\\boxed{{answer}}"
-MOST_CHARS = 1_000
+MAX_CHARS = 1_000
 """Of a response's answer: sympy may take minutes for what is longer, and no answer of the usual sets is."""
 
 
@@ -32,7 +32,7 @@ def boxed(prompt: Prompt, text: str) -> float:
     found = last_box(text)
     if not gold:  # an empty box would be right
         raise _unreadable(gold)
-    if found is None or len(found) > MOST_CHARS:
+    if found is None or len(found) > MAX_CHARS:
         return 0.0
     if found == gold:
         return 1.0

@@ -17,7 +17,7 @@ from bapo.runtime.auth.api_tokens import Token
 from bapo.transport.service_client import ServiceClient, quoted
 
 VERIFY_WAIT_S = 300.0
-MOST_READ = 64
+MAX_READ = 64
 """Groups per call."""
 ALL = 1_000_000
 
@@ -76,8 +76,8 @@ class BufferAdmin:
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
         """The groups that are still stored, in order."""
-        for first in range(0, len(group_ids), MOST_READ):
-            body = {"group_ids": list(group_ids[first : first + MOST_READ])}
+        for first in range(0, len(group_ids), MAX_READ):
+            body = {"group_ids": list(group_ids[first : first + MAX_READ])}
             frames = self._service.call("POST", "/groups/read", body=body).body
             yield from map(unpack_group, split_frames(frames))
 

@@ -28,10 +28,10 @@ from typing import Any, Literal, Self
 
 from bapo.core.batch_items import without_groups
 from bapo.core.call_limits import (
-    MOST_GROUPS,
-    MOST_RENEWALS,
-    MOST_REQUEST_BYTES,
-    MOST_REQUESTS,
+    MAX_GROUPS,
+    MAX_RENEWALS,
+    MAX_REQUEST_BYTES,
+    MAX_REQUESTS,
     in_parts,
     in_parts_by_size,
 )
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 SNAPSHOT_WAIT_S = 300.0
 FULL_S = 3600.0
 """How long a push waits for room: the learner may restart or write a checkpoint meanwhile."""
-MOST_PUSH_BYTES = 32 << 20
+MAX_PUSH_BYTES = 32 << 20
 """Frames of one push call; more travel in several calls."""
 ROOM_S = 10.0
 """Longest long poll for room."""
@@ -148,7 +148,7 @@ class BufferClient:
         sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
         end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
-        for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len) if cursor is None else [sent]:
+        for part in in_parts_by_size(sent, MAX_REQUESTS, MAX_REQUEST_BYTES, len) if cursor is None else [sent]:
             body = Json(b'{"requests": [%b], %b' % (b",".join(part), end))
             accepted += int(self._service.call("POST", "/requests", body=body).json()["accepted"])
         return accepted
@@ -176,7 +176,7 @@ class BufferClient:
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         """Extend leases by `buffer.lease_s`; returns the ids that the worker still holds."""
         held: list[str] = []
-        for part in in_parts(list(request_ids), MOST_RENEWALS):
+        for part in in_parts(list(request_ids), MAX_RENEWALS):
             body = {"worker_id": worker_id, "request_ids": part}
             held += self._service.call("POST", "/requests/renew", body=body).json()["request_ids"]
         return held
@@ -345,7 +345,7 @@ class Pusher:
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Group id -> result. Raises: as `BufferClient.push`; FullError when there was no room for `full_s`."""
         results: dict[str, str] = {}
-        for part in filter(None, in_parts_by_size(_checked(frames), MOST_GROUPS, MOST_PUSH_BYTES, len)):
+        for part in filter(None, in_parts_by_size(_checked(frames), MAX_GROUPS, MAX_PUSH_BYTES, len)):
             fresh: list[bytes] = []
             others: list[bytes] = []
             for frame in part:

@@ -33,7 +33,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MOST_JSON_BYTES = 32 << 20
+MAX_JSON_BYTES = 32 << 20
 """One JSON body: the requests of a step with long prompts have some megabytes."""
 BODY_PAUSE_S = 30.0
 """Longest pause between two pieces of a body."""
@@ -42,7 +42,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect",
 ROLE = "bapo.role"
 """Key of the scope that holds the role of the caller; None without a keyring."""
 ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
-MOST_PROBLEMS = 3
+MAX_PROBLEMS = 3
 """Validation errors named in one answer."""
 SERVER_SETTINGS: dict[str, Any] = {
     "http": "h11",  # httptools has no limit on headers
@@ -64,13 +64,13 @@ class Rule:
     path: str
     """As in the API's description: `/batches/{step}`."""
     roles: frozenset[Role]
-    most_bytes: int = MOST_JSON_BYTES
+    most_bytes: int = MAX_JSON_BYTES
     """Longest body."""
     needs_length: bool = False
     """Whether Content-Length is required: for bodies that are read into one block."""
 
 
-def allow(method: str, path: str, *roles: Role, most_bytes: int = MOST_JSON_BYTES, needs_length: bool = False) -> Rule:
+def allow(method: str, path: str, *roles: Role, most_bytes: int = MAX_JSON_BYTES, needs_length: bool = False) -> Rule:
     """One line of a permission table."""
     return Rule(method, path, frozenset(roles), most_bytes, needs_length)
 
@@ -145,7 +145,7 @@ class HttpGuard:
             self._warn(scope, refusal)
             await _refuse(send, refusal)
             return
-        await self._answered(scope, Body(receive, size, rule.most_bytes if rule else MOST_JSON_BYTES), send)
+        await self._answered(scope, Body(receive, size, rule.most_bytes if rule else MAX_JSON_BYTES), send)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503, which clients retry, to a request that a stopping server cancels; uvicorn would answer 500."""
@@ -258,7 +258,7 @@ def _bearer(scope: Scope) -> str:
 
 def declared_length(scope: Scope, rule: Rule | None) -> int | None:
     """Content-Length, if there is one. Raises: RefusedError when it is needed and missing, or is too much."""
-    most = rule.most_bytes if rule else MOST_JSON_BYTES
+    most = rule.most_bytes if rule else MAX_JSON_BYTES
     headers = dict(scope["headers"])  # h11 has refused what is not one number of at most 20 digits
     declared = headers.get(b"content-length")
     if declared is None:
@@ -300,7 +300,7 @@ def name_of(error: BapoError) -> str:
 
 def wrong_fields(method: str, path: str, errors: Sequence[Mapping[str, Any]]) -> str:
     """Message about the first validation errors of pydantic, each with its path."""
-    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors[:MOST_PROBLEMS]]
+    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors[:MAX_PROBLEMS]]
     return f"{method} {path}: {'; '.join(problems)}"
 
 

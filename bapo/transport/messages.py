@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bapo.core.call_limits import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
+from bapo.core.call_limits import MAX_REQUEST_BYTES, MAX_REQUESTS, in_parts_by_size
 from bapo.core.codec import prompt_from_map, prompt_map, request_map
 from bapo.core.errors import ContractError
 from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
@@ -119,9 +119,9 @@ class BufferStatus:
 
 
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-    """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
+    """The longest prefix that fits in one call: MAX_REQUESTS, and MAX_REQUEST_BYTES unless the first has more."""
     sent = (json.dumps(request_map(request)).encode() for request in requests)
-    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len)))]
+    return requests[: len(next(in_parts_by_size(sent, MAX_REQUESTS, MAX_REQUEST_BYTES, len)))]
 
 
 def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:

@@ -44,7 +44,7 @@ NOT_ACCEPTED = 401
 MOVED_FOR_GOOD = (301, 308)
 AWAY = (408, 425, 429, 502, 503, 504)
 """Statuses of a proxy in front of a service, without our error body: retried."""
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Characters of a foreign answer in a message."""
 
 Piece = bytes | bytearray | memoryview
@@ -240,7 +240,7 @@ class ServiceClient:
             cls, message = BY_NAME[fields["error"]], str(fields["message"])
         except (ValueError, KeyError, TypeError):
             cls = UnavailableError if status in AWAY else BapoError
-            return cls(f"{what} with HTTP {status}: {data[:MOST_SHOWN]!r}")
+            return cls(f"{what} with HTTP {status}: {data[:MAX_SHOWN]!r}")
         if cls is UnavailableError and fields.get("retry") is False:
             return RefusedError(message)
         return cls(message)
@@ -283,11 +283,11 @@ def _refuse_foreign_answer(reply: BaseHTTPResponse, what: str) -> None:
     Raises: ConfigError for a permanent redirect; UnavailableError.
     """
     if 300 <= reply.status < 400:
-        place = reply.headers.get("location", "nowhere")[:MOST_SHOWN]
+        place = reply.headers.get("location", "nowhere")[:MAX_SHOWN]
         cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
         raise cls(f"{what} with a redirect to {place}, which is not followed: name the address it leads to")
     if reply.status < 300 and reply.headers.get("content-type", "").lower().startswith("text/html"):
-        shown = reply.data[:MOST_SHOWN]
+        shown = reply.data[:MAX_SHOWN]
         raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")
 
 

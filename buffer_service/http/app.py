@@ -163,7 +163,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 # Errors of the tree as answers, with a body that `bapo.transport.service_client` turns into the same class again.
 
 RETRY_AFTER_S = 1
-MOST_MESSAGE_CHARS = 1000
+MAX_MESSAGE_CHARS = 1000
 
 
 def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
@@ -182,4 +182,4 @@ def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
 
 def _shortened(message: str) -> str:
     """A megabyte of nonsense is not echoed to its sender."""
-    return message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."
+    return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}..."

@@ -13,11 +13,11 @@ from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import ROLE, Permissions, Scope, allow
 
-MOST_FRAME_BYTES = 64 << 20
-MOST_PUSH_BYTES = 64 << 20
+MAX_FRAME_BYTES = 64 << 20
+MAX_PUSH_BYTES = 64 << 20
 """Of the heads of 1,024 groups, whose prompts are in them."""
-MOST_RESTORE_BYTES = 16 << 30
-MOST_STATE_BYTES = 256 << 20
+MAX_RESTORE_BYTES = 16 << 30
+MAX_STATE_BYTES = 256 << 20
 """Of a prompt selector: two numbers for each of ten million prompts."""
 
 WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
@@ -30,10 +30,10 @@ ROUTES = (
     allow("POST", "/requests/renew", WORKER),
     allow("POST", "/requests/fail", WORKER),
     allow("POST", "/requests/release", WORKER),
-    allow("POST", "/groups", WORKER, most_bytes=MOST_PUSH_BYTES, needs_length=True),
+    allow("POST", "/groups", WORKER, most_bytes=MAX_PUSH_BYTES, needs_length=True),
     allow("GET", "/room", WORKER),
     allow("GET", "/frame-access", WORKER, LEARNER),
-    allow("PUT", "/frames/{name}", WORKER, most_bytes=MOST_FRAME_BYTES, needs_length=True),
+    allow("PUT", "/frames/{name}", WORKER, most_bytes=MAX_FRAME_BYTES, needs_length=True),
     allow("GET", "/frames/{group_id}", LEARNER),
     allow("GET", "/evaluations/{label}", EVALUATOR),
     allow("GET", "/evaluations/{label}/success-counts", EVALUATOR, SCHEDULER),
@@ -45,13 +45,13 @@ ROUTES = (
     allow("GET", "/progress", *EVERYBODY),
     allow("PUT", "/progress", LEARNER),
     allow("POST", "/snapshot", LEARNER),
-    allow("POST", "/restore", LEARNER, most_bytes=MOST_RESTORE_BYTES, needs_length=True),
+    allow("POST", "/restore", LEARNER, most_bytes=MAX_RESTORE_BYTES, needs_length=True),
     allow("POST", "/resume", LEARNER),
     allow("GET", "/status", *EVERYBODY),
     allow("GET", "/hard-prompts", SCHEDULER),
     allow("GET", "/success-counts", SCHEDULER),
     allow("GET", "/selector", SCHEDULER),
-    allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MOST_STATE_BYTES, needs_length=True),
+    allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MAX_STATE_BYTES, needs_length=True),
     allow("GET", "/bad", Role.VIEWER),
     allow("GET", "/high", Role.VIEWER),
     allow("GET", "/batches", SCHEDULER, Role.VIEWER),

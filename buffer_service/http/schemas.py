@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from bapo.core.call_limits import MOST_RENEWALS, MOST_REQUESTS, MOST_RESPONSES
+from bapo.core.call_limits import MAX_RENEWALS, MAX_REQUESTS, MAX_RESPONSES
 from bapo.core.errors import ContractError
-from bapo.core.frames import MOST_PROMPT_BYTES, require_plain
+from bapo.core.frames import MAX_PROMPT_BYTES, require_plain
 from bapo.core.text import plain
 from bapo.core.types import Prompt, Purpose, RolloutRequest
 from buffer_service.store.redis.frame_access import FrameLogin
@@ -31,8 +31,8 @@ FrameName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """Of a frame that no push has named yet: too long to be guessed."""
 Nonce = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]{1,64}-[0-9]{1,15})?$")]
 Text = Annotated[str, AfterValidator(_whole_text)]
-MOST_DETAIL_CHARS = 2000
-Detail = Annotated[Text, AfterValidator(lambda text: plain(text[:MOST_DETAIL_CHARS]))]
+MAX_DETAIL_CHARS = 2000
+Detail = Annotated[Text, AfterValidator(lambda text: plain(text[:MAX_DETAIL_CHARS]))]
 """For log lines and terminals. Cut, not refused: a worker that reports a failure has done nothing wrong."""
 PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
@@ -67,9 +67,9 @@ class PromptBody(Body):
             size = len(self.text.encode()) + len(pack(self.answer))  # refuses integers beyond 64 bits, broken text
         except ContractError as error:
             raise ValueError(f"prompt {self.prompt_id}: {error}") from error
-        if size > MOST_PROMPT_BYTES:
+        if size > MAX_PROMPT_BYTES:
             raise ValueError(
-                f"prompt {self.prompt_id} has {size} bytes of text and answer; at most {MOST_PROMPT_BYTES} are taken, "
+                f"prompt {self.prompt_id} has {size} bytes of text and answer; at most {MAX_PROMPT_BYTES} are taken, "
                 "because its groups repeat them"
             )
         return self
@@ -95,7 +95,7 @@ class RequestBody(Body):
     request_id: Name
     """Becomes the group's id; asking twice asks once."""
     prompt: PromptBody
-    group_size: int = Field(ge=1, le=MOST_RESPONSES)
+    group_size: int = Field(ge=1, le=MAX_RESPONSES)
     purpose: Annotated[Purpose, Field(strict=False)]  # JSON has its name
     step: Version
     min_version: Version
@@ -132,9 +132,9 @@ def _at_most(most: int, instead: str = "send them in several") -> BeforeValidato
     return BeforeValidator(counted)
 
 
-_AS_MANY = Field(max_length=MOST_REQUESTS)
-Requests = Annotated[list[RequestBody], _AS_MANY, _at_most(MOST_REQUESTS)]
-Round = Annotated[list[RequestBody], _AS_MANY, _at_most(MOST_REQUESTS, "a round is one call, ask fewer prompts again")]
+_AS_MANY = Field(max_length=MAX_REQUESTS)
+Requests = Annotated[list[RequestBody], _AS_MANY, _at_most(MAX_REQUESTS)]
+Round = Annotated[list[RequestBody], _AS_MANY, _at_most(MAX_REQUESTS, "a round is one call, ask fewer prompts again")]
 
 
 class EnqueueBody(Body):
@@ -169,7 +169,7 @@ class RenewBody(Body):
     """Leases that a worker still works on."""
 
     worker_id: Name
-    request_ids: Annotated[list[Name], Field(max_length=MOST_RENEWALS), _at_most(MOST_RENEWALS)]
+    request_ids: Annotated[list[Name], Field(max_length=MAX_RENEWALS), _at_most(MAX_RENEWALS)]
 
 
 class FailBody(Body):
@@ -273,7 +273,7 @@ class AccessAnswer(Body):
 class SuspectsBody(Body):
     """Groups of a batch whose frames are not what was announced, as their reader found."""
 
-    group_ids: Annotated[list[Name], Field(max_length=MOST_REQUESTS)]
+    group_ids: Annotated[list[Name], Field(max_length=MAX_REQUESTS)]
 
 
 class BadFramesAnswer(Body):

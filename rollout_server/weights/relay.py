@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 NUM_KNOWN = 2
 """The newest file, and the one that a worker may still be reading."""
-MOST_BYTES = 1 << 62
+MAX_BYTES = 1 << 62
 """Offsets of files have 63 bits."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -72,7 +72,7 @@ class WeightRelay:
         Raises: ContractError for an invalid piece, or when the digest of the whole differs; StorageError.
         """
         path = self._path(digest)
-        if not (0 <= offset <= size < MOST_BYTES and data):
+        if not (0 <= offset <= size < MAX_BYTES and data):
             raise ContractError(f"{len(data)} bytes from {offset} are not a piece of a file of {size}")
         if path.is_file():
             return size
@@ -98,7 +98,7 @@ class WeightRelay:
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
         """A piece of a file. Raises: WeightsAbsentError; ContractError for an invalid range."""
-        if not (0 < length <= PIECE_BYTES and 0 <= offset < MOST_BYTES):
+        if not (0 < length <= PIECE_BYTES and 0 <= offset < MAX_BYTES):
             raise ContractError(f"a piece has 1 to {PIECE_BYTES} bytes, {length} were asked for from {offset}")
         with self._lock:
             path = self._known.get(digest)

@@ -20,7 +20,7 @@ from bapo.core.types import Purpose
 from services.dashboard.run_view import RunView, number
 
 LIMIT = 100
-MOST_OFFSET = 1 << 31
+MAX_OFFSET = 1 << 31
 TABLES = ("", "bad", "high")
 EXPORTED = 300
 """Prompts that an exported file carries: those that were seen last."""
@@ -87,9 +87,9 @@ def prompts(
         table: bad or high: those that are in it now.
     Raises: ContractError for another table, or an offset that no list has.
     """
-    if table not in TABLES or not 0 <= offset < MOST_OFFSET:
+    if table not in TABLES or not 0 <= offset < MAX_OFFSET:
         raise ContractError(
-            f"table={table!r:.40}, offset={offset}: table is bad, high or empty, and offset from 0 to {MOST_OFFSET - 1}"
+            f"table={table!r:.40}, offset={offset}: table is bad, high or empty, and offset from 0 to {MAX_OFFSET - 1}"
         )
     index, history = view.fold(PromptIndex), view.fold(History)
     chosen = [found for found in index.prompts() if _has_moved(found, first, last, until)]

@@ -39,7 +39,7 @@ DIGITS = 6
 """Significant digits that are sent: a curve shows three."""
 
 BUFFER_TIMEOUT_S = 2.0
-MOST_BATCHES = 1000
+MAX_BATCHES = 1000
 """Compositions that are shown where there are no records of steps."""
 
 
@@ -138,7 +138,7 @@ class LiveBuffer:
         """Its status, and its newest compositions in the order of steps; None while it does not answer."""
         try:
             client = self._connected()
-            batches = client.compositions(limit=MOST_BATCHES)[::-1] if with_batches else []
+            batches = client.compositions(limit=MAX_BATCHES)[::-1] if with_batches else []
             return {"status": status_map(client.status()), "batches": batches}
         except BapoError as error:
             log.debug("the buffer did not answer the page: %s", error)

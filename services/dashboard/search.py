@@ -18,8 +18,8 @@ from services.dashboard.run_view import RunView
 LIMIT = 50
 TAKE_S = 0.08
 """Longest time that one answer reads token records; at least one file is read."""
-MOST_CHARS = 20_000
-MOST_INDEX_CHARS = 64 << 20
+MAX_CHARS = 20_000
+MAX_INDEX_CHARS = 64 << 20
 """Of all documents; what comes later is not found. Both cases of a text are kept: 2 bytes per ASCII character."""
 AROUND = 60
 """Characters before and after the first hit that are shown."""
@@ -41,11 +41,11 @@ class TextIndex:
         self._documents: list[tuple[Key, str, str]] = []
         self._num_chars = 0
         self.is_full = False
-        """Whether something was not taken because of MOST_INDEX_CHARS."""
+        """Whether something was not taken because of MAX_INDEX_CHARS."""
 
     def add(self, key: Key, text: str) -> None:
         """One document; a key may come again."""
-        if self._num_chars + len(text) > MOST_INDEX_CHARS:
+        if self._num_chars + len(text) > MAX_INDEX_CHARS:
             self.is_full = True
             return
         self._documents.append((key, text, text.lower()))
@@ -94,8 +94,8 @@ class Texts:
                 group_id, prompt_id = head["group_id"].split("+")[0].split(":")[0], head["prompt_id"]
                 if prompt_id not in self._prompts:
                     self._prompts.add(prompt_id)
-                    self.index.add(("prompt", prompt_id, step), head["prompt"][:MOST_CHARS])
-                self.index.add(("response", group_id, step, head["row"]), head["text"][:MOST_CHARS])
+                    self.index.add(("prompt", prompt_id, step), head["prompt"][:MAX_CHARS])
+                self.index.add(("response", group_id, step, head["row"]), head["text"][:MAX_CHARS])
             self.taken.add(step)
             if time.monotonic() > deadline:
                 return

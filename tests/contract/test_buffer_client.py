@@ -166,7 +166,7 @@ PUSHED: Reply = (200, {"groups": {}, "room": True, "write": None, "read": None})
 
 @pytest.mark.parametrize("scripted", [[PUSHED]], indirect=True)
 def test_pushes_are_cut_into_parts_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.transport.buffer_client.MOST_GROUPS", 2)
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_GROUPS", 2)
     client = BufferClient(scripted.url)
     client.push([pack_group(make_group(group_id=f"g{i}")) for i in range(5)])
     assert scripted.calls.count("POST /groups") == 3
@@ -193,8 +193,8 @@ def test_a_frame_that_is_gone_is_written_again_once(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)
 def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.transport.buffer_client.MOST_REQUESTS", 2)
-    monkeypatch.setattr("bapo.transport.buffer_client.MOST_RENEWALS", 3)
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_REQUESTS", 2)
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_RENEWALS", 3)
     client, requests = BufferClient(scripted.url), [make_request(prompt_id=name) for name in "abcde"]
     assert client.enqueue(requests) == 6  # three calls, and two are new in each
     assert client.enqueue(requests, cursor=5) == 2  # a cursor is raised once, for all of them
@@ -203,7 +203,7 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
     assert scripted.calls == expected
     monkeypatch.setattr(
-        "bapo.transport.buffer_client.MOST_REQUEST_BYTES", 500
+        "bapo.transport.buffer_client.MAX_REQUEST_BYTES", 500
     )  # a request has 234 bytes, a long one more than 2,000
     long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
     client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])

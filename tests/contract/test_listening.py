@@ -135,7 +135,7 @@ def test_what_goes_wrong_in_an_answer_is_in_the_log_and_not_only_on_the_screen(
 
 
 def test_callers_beyond_a_bound_are_closed_and_those_that_trickle_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.runtime.metrics.server.MOST_CALLERS", 3)
+    monkeypatch.setattr("bapo.runtime.metrics.server.MAX_CALLERS", 3)
     monkeypatch.setattr("bapo.runtime.metrics.server.LONGEST_CALL_S", 3.0)
     before = set(threading.enumerate())
     port = serve_health(Telemetry(), 0, lambda: True)

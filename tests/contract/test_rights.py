@@ -209,7 +209,7 @@ def test_a_body_is_refused_before_any_of_it_is_sent(
 
 
 def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
+    monkeypatch.setattr(gate, "MAX_JSON_BYTES", 1000)
     rules = Permissions([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
     monkeypatch.setattr("buffer_service.http.app.PERMISSIONS", rules)
     with serving(new_store(redis_url), small_config()) as client:

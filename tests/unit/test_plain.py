@@ -16,7 +16,7 @@ from bapo.core.errors import ContractError
 from bapo.core.json_values import plain_number, to_json
 from bapo.core.text import plain
 from bapo.core.types import Prompt
-from buffer_service.http.schemas import MOST_DETAIL_CHARS, FailBody
+from buffer_service.http.schemas import MAX_DETAIL_CHARS, FailBody
 from tests.support.factories import make_group, make_request
 
 
@@ -84,4 +84,4 @@ def test_a_cell_of_a_table_is_one_line() -> None:
 def test_the_detail_of_a_failure_is_cut_and_plain() -> None:
     given = {"worker_id": "w", "request_id": "r", "reason": "engine_error"}
     assert FailBody(**given, detail="\x1bc\nforged").detail == "\\x1bc\\nforged"
-    assert FailBody(**given, detail="x" * 20_000_000).detail == "x" * MOST_DETAIL_CHARS
+    assert FailBody(**given, detail="x" * 20_000_000).detail == "x" * MAX_DETAIL_CHARS

@@ -267,7 +267,7 @@ def _shared_legend(figure: Figure, axes: Axes, **settings: Any) -> None:
     figure.legend(handles, labels, loc="outside lower center", **settings)
 
 
-MOST_METHODS = 4
+MAX_METHODS = 4
 FAVOURED = ("bapo", "dapo")
 BETTER, WORSE = LINE_COLOURS[0], RED
 """Of the two triangles of a migration matrix: both as strong, so that a loss is seen as well as a gain."""
@@ -348,7 +348,7 @@ def chosen(compared: Compared) -> list[Method]:
     """The methods of a figure that has several pictures per method: the reference, BAPO, DAPO, then the others."""
     first = [compared.reference.name, *FAVOURED]
     ranked = sorted(compared.methods, key=lambda m: first.index(m.name) if m.name in first else len(first))
-    return ranked[:MOST_METHODS]
+    return ranked[:MAX_METHODS]
 
 
 def _squares(axes: Axes, matrix: Matrix, title: str) -> None:

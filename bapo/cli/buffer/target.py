@@ -28,7 +28,7 @@ from bapo.transport.endpoints import buffer_url
 T = TypeVar("T")
 
 PIPE_CHARS = 200
-LONG_ID, LEAST_TEXT = 32, 12
+LONG_ID, MIN_TEXT = 32, 12
 GAP = "  "
 RETRY_S = 2.0
 
@@ -148,7 +148,7 @@ def table(
     cells = {name: [shown(row.get(name)) for row in rows] for name in columns}
     longest = {name: max(map(len, [name, *cells[name]])) for name in columns}
     if clipped:
-        room = max(LEAST_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
+        room = max(MIN_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
         cells[clipped] = [text if len(text) <= room else f"{text[: room - 1]}…" for text in cells[clipped]]
     made = Table(box=None, padding=(0, len(GAP), 0, 0), pad_edge=False, header_style="bright_black")
     for name in columns:

@@ -38,7 +38,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 LOOPBACK = "127.0.0.1"
 HEALTH_TIMEOUT_S = 10.0
 """Longest silence of a connection to a health server: each has a thread."""
-MOST_CALLERS = 64
+MAX_CALLERS = 64
 """Connections to a health server at one time; what comes beyond is closed unread."""
 LONGEST_CALL_S = 30.0
 """From its first byte to the end of its answer, however busily it trickles."""
@@ -179,7 +179,7 @@ def _disk(path: Path) -> _Disk:
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Serves up to MOST_CALLERS, each for up to LONGEST_CALL_S, so that callers cannot take all threads of a learner.
+    """Serves up to MAX_CALLERS, each for up to LONGEST_CALL_S, so that callers cannot take all threads of a learner.
 
     Callers that hang up early are not logged: probes and scrapes have deadlines of their own.
     """
@@ -190,7 +190,7 @@ class HealthServer(ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: object) -> bool:
         """Whether there is room for one more."""
-        return len(self._since) < MOST_CALLERS
+        return len(self._since) < MAX_CALLERS
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._since[request] = time.monotonic()

@@ -40,7 +40,7 @@ LENGTH = struct.Struct("<I")
 STDERR = 2
 OVERTIME_S = 5.0
 """Beyond the worker's own deadline for a group."""
-MOST_SHOWN = 500
+MAX_SHOWN = 500
 """Characters of what a verifier raised or returned."""
 
 
@@ -132,7 +132,7 @@ def _shown(value: object) -> str:
 
 
 def _cut(words: str) -> str:
-    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}... ({len(words)} characters)"
+    return words if len(words) <= MAX_SHOWN else f"{words[:MAX_SHOWN]}... ({len(words)} characters)"
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from buffer_service.store.invariants import INVARIANTS
 
 router = APIRouter(tags=["operator"])
 
-MOST_READ = 64
+MAX_READ = 64
 """Groups of one call."""
 Many = Annotated[int, Query(ge=1, le=1_000_000)]
 
@@ -54,7 +54,7 @@ class VerifyAnswer(Body):
 class ReadBody(Body):
     """Groups to be read at once."""
 
-    group_ids: list[Name] = Field(max_length=MOST_READ)
+    group_ids: list[Name] = Field(max_length=MAX_READ)
 
 
 class DroppedAnswer(Body):

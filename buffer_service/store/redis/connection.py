@@ -41,7 +41,7 @@ OFF_S = 1.0
 """Pause before a Redis without an append-only file is asked for one again."""
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
-MOST_CONNECTIONS = 1 << 16
+MAX_CONNECTIONS = 1 << 16
 """Not bounded here: those in use are bounded by the number of threads."""
 SURVIVES = frozenset(
     {
@@ -206,7 +206,7 @@ def _pool(
         socket_connect_timeout=connect_timeout_s,
         socket_timeout=answer_timeout_s,
         socket_read_size=READ_BYTES,
-        max_connections=MOST_CONNECTIONS,
+        max_connections=MAX_CONNECTIONS,
         retry=Retry(NoBackoff(), 0),
         redis_connect_func=begin,
     )

@@ -24,7 +24,7 @@ from bapo.core.errors import BapoError, ConfigError, FullError, UnavailableError
 from buffer_service.store.redis.durability import disk_refuses
 from buffer_service.store.redis.keys import FORMAT
 
-MOST_ERROR_CHARS = 160
+MAX_ERROR_CHARS = 160
 RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
 OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
 
@@ -58,7 +58,7 @@ def named(error: RedisError, where: str, *, was_let_in: bool = False, password_f
         password_file: read at each connection.
     """
     # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
-    text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
+    text = str(error).rpartition(" caused error: ")[2][:MAX_ERROR_CHARS]
     if isinstance(error, AuthenticationError | NoPermissionError):
         return _no_right(error, text, where, was_let_in=was_let_in, password_file=password_file)
     if isinstance(error, AskError):

@@ -70,7 +70,7 @@ from buffer_service.store.run_image import Image
 
 FRAMES_AT_ONCE = 32
 """Frames of one reply: at most some ten megabytes."""
-MOST_COMPOSITIONS = 1000
+MAX_COMPOSITIONS = 1000
 """Lines of `GET /batches` that are kept."""
 SHOWN_COMPOSITIONS = 8
 """Lines of them in a status."""
@@ -288,7 +288,7 @@ class RedisStore:
             len(left_bad), *left_bad,
             pack(assembly.batch),
             pack(assembly.composition),
-            MOST_COMPOSITIONS,
+            MAX_COMPOSITIONS,
             assembly.num_stale,
             assembly.fresh_bytes,
             assembly.success_counts,

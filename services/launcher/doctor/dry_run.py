@@ -33,7 +33,7 @@ from services.launcher.supervision.children import REDIS
 
 PROMPT_CHARS = 160
 RATE_STEPS = 20
-MOST_RUNS = 20
+MAX_RUNS = 20
 """Earlier runs that an estimate reads, the latest first."""
 
 
@@ -144,7 +144,7 @@ def time_estimate(config: Config) -> str:
 
 def _latest_runs(root: Path) -> list[RunDirectory]:
     paths = sorted(root.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [RunDirectory(path.parent) for path in paths[:MOST_RUNS]]
+    return [RunDirectory(path.parent) for path in paths[:MAX_RUNS]]
 
 
 def _size(config: Config) -> tuple[object, ...]:
