@@ -1,7 +1,7 @@
-"""Who may do what at the buffer's API, besides the operator. A test checks that every route has its line.
+"""Permissions of each role (other than operator) in the buffer's API. A test checks that every route is listed.
 
-A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; who asks for work
-cannot answer it.
+A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; a role that enqueues
+requests cannot push groups.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from bapo.transport.http_guard import ROLE, Permissions, Scope, allow
 
 MAX_FRAME_BYTES = 64 << 20
 MAX_PUSH_BYTES = 64 << 20
-"""Of the heads of 1,024 groups, whose prompts are in them."""
+"""For the headers of 1,024 groups, which include their prompts."""
 MAX_RESTORE_BYTES = 16 << 30
 MAX_STATE_BYTES = 256 << 20
-"""Of a prompt selector: two numbers for each of ten million prompts."""
+"""For the state of a prompt selector: two numbers for each of ten million prompts."""
 
 WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
 EVERYBODY = tuple(Role)
@@ -70,18 +70,18 @@ PERMISSIONS = Permissions(ROUTES)
 
 
 class RightError(AccessError):
-    """A role that may call the route, and not for this."""
+    """The role may call the route, but not with this content."""
 
     http_status = 403
 
 
 def refuse_training(scope: Scope, requests: Iterable[RolloutRequest]) -> None:
-    """An evaluator asks for nothing that is trained. Raises: RightError."""
+    """Reject training requests from an evaluator. Raises: RightError."""
     if scope.get(ROLE) is not EVALUATOR:
         return
     for request in requests:
         if request.purpose is not Purpose.EVALUATE:
             raise RightError(
-                f"request {request.request_id} is {request.purpose}: an evaluator may ask for evaluations; use the "
-                "token of scheduler or operator"
+                f"request {request.request_id} is {request.purpose}: evaluators may only request evaluations; use the "
+                "scheduler or operator token"
             )

@@ -1,7 +1,7 @@
-"""Reads, each of one moment of Redis in which no restore is under way, and what an assembly reads by them.
+"""Consistent reads that fail during a restore, and the reads of an assembly.
 
-Transactions of plain commands: a script would pass the values on through Lua, and takes some 60 us to begin when
-its code is not in the processor's caches, which at a low rate it never is.
+Transactions of plain commands: a script would copy the values through Lua, and takes about 60 us to start while its
+code is not in the CPU caches, which is always the case at a low rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from buffer_service.store.redis.keys import Keys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What there is, by its ids."""
+    """Raw values of a step reading, by id."""
 
     ready: Readiness
     tables: bytes
@@ -29,7 +29,7 @@ class Found:
 
 
 def read(link: RedisLink, keys: Keys, *commands: Sequence[Arg], written: bool = False) -> list[Any]:
-    """Replies of one moment. Raises: RestoringError while a restore is under way or was cut off.
+    """Replies of one transaction. Raises: RestoringError while a restore is in progress or was interrupted.
 
     `written` as for `RedisLink.at_once`.
     """
@@ -45,7 +45,7 @@ def read_readiness(link: RedisLink, keys: Keys, step: int) -> Readiness:
 
 
 def read_step(link: RedisLink, keys: Keys, step: int, num_fresh: int) -> Found:
-    """The first `num_fresh` fresh groups, and all of the rest."""
+    """Read the first `num_fresh` fresh groups, and everything else completely."""
     *numbers, tables, fresh, reevaluated, stale = link.at_once(
         *_questions(keys, step),
         ("GET", keys["tables"]),
