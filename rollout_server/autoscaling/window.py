@@ -1,10 +1,10 @@
 """Average samples of a run, one per second, into one `Observation` for the autoscaling rule. Pure.
 
-    learner waits      it has begun a step that has no batch yet
+    learner waits      it has started a step that has no batch yet
     room of a worker   `rollout.max_groups_in_flight`; further groups are claimed ahead
     rates              per second of work: idle time of the learner and the workers is excluded
 
-Each sample stands for the time since the previous one, so shares of time are unbiased even for steps below a second.
+Each sample represents the time since the previous one, so shares of time are unbiased even for steps below a second.
 Held-out groups use the same workers: the share of their requests is excluded from the work.
 """
 
