@@ -1,6 +1,6 @@
-"""How token losses become one number: a weight per token over the whole mini-batch of all ranks.
+"""Aggregation of token losses: a weight per token over the whole mini-batch of all ranks.
 
-So the loss is a plain sum over tokens and depends neither on packing nor on order nor on who computes what.
+So the loss is a plain sum over tokens, independent of packing, order and distribution over ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def token_weights(
     two_term             1 / (groups * own kind's rows in the group * own length)    RePO: fresh plus replayed
 
     Args:
-        lengths_R: tokens of every response of the mini-batch, on all ranks; 0 for one that is left out whole.
-        group_R: which group each belongs to, for the last two.
-        replayed_R: which were sampled for an earlier batch, for the last.
+        lengths_R: tokens of every response of the mini-batch, on all ranks; 0 for an excluded one.
+        group_R: group of each response, for the last two.
+        replayed_R: responses sampled for an earlier batch, for the last.
     Returns: 0 where the length is 0.
     """
     counts_R = lengths_R > 0
