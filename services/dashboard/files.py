@@ -1,4 +1,4 @@
-"""What the run directory holds besides numbers: its configuration and the ends of its logs."""
+"""Config and log tails of a run directory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ TAIL_BYTES = 64 * 1024
 
 
 def files(view: RunView, *, part: str = "") -> dict[str, Any]:
-    """The resolved configuration, the names of the logs, and the last lines of one.
+    """The resolved config, the names of the logs, and the last lines of one.
 
     Args:
-        part: a log of RUN/logs, without `.log`; empty: none.
-    Raises: ContractError for a part that has no log.
+        part: name of a log in RUN/logs without `.log`; empty: none.
+    Raises: ContractError for an unknown log.
     """
     logs = {path.stem: path for path in sorted((view.run.path / "logs").glob("*.log"))}
     if part and part not in logs:
         raise ContractError(
-            f"run {view.config.run.name} has no log {part[:80]!r}; there are {', '.join(logs) or 'none'}"
+            f"run {view.config.run.name} has no log {part[:80]!r}; available: {', '.join(logs) or 'none'}"
         )
     return {
         "configuration": view.run.config_path.read_text(encoding="utf-8"),
@@ -31,7 +31,7 @@ def files(view: RunView, *, part: str = "") -> dict[str, Any]:
 
 
 def _tail(content: bytes) -> str:
-    """The last whole lines."""
+    """The last complete lines."""
     cut = content[-TAIL_BYTES:]
     if len(cut) < len(content):
         cut = cut.partition(b"\n")[2]

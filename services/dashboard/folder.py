@@ -1,6 +1,6 @@
-"""A folder of runs behind one address: /NAME/ is the page of the run NAME, / leads to the newest one.
+"""A folder of runs on one port: /NAME/ is the page of run NAME, / redirects to the latest run.
 
-Each run has an app of its own, made at its first request; a run that is not opened is not read.
+Each run has its own app, created at its first request; runs that are not opened are not read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class RunFolder:
     def __init__(self, folder: Path, first: str | None, make: MakeApp) -> None:
         """
         Args:
-            first: the run that / leads to; None: the newest.
-            make: the app of one run directory.
+            first: the run that / redirects to; None: the latest.
+            make: creates the app of a run directory.
         """
         self._folder, self._first, self._make = folder, first, make
         self._apps: dict[str, FastAPI] = {}
 
     def names(self) -> tuple[str, ...]:
-        """The runs that the folder holds now, the newest first."""
+        """The runs in the folder, latest first."""
         configs = sorted(self._folder.glob("*/config.toml"), key=lambda path: path.stat().st_mtime, reverse=True)
         return tuple(path.parent.name for path in configs)
 

@@ -91,7 +91,7 @@ def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferCl
     assert text.count("graded") == 8
     found = as_json(client, "show", "g-d")
     assert (found["rewards"][:3], found["token_ids"][1]) == ([1.0, 1.0, 0.0], [101, 102])
-    with pytest.raises(ContractError, match="does not hold group g-f: it is not sampled yet"):
+    with pytest.raises(ContractError, match="group g-f is not in the buffer: it is not sampled yet"):
         raise call(client, "show", "g-f").exception or AssertionError
 
 
@@ -125,7 +125,7 @@ def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
     store._link.client.hincrby(Keys("shown")["refs"], "g-e", 1)
     broken = call(client, "verify")
     assert broken.exit_code == 1
-    assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
+    assert broken.stdout == "references: group g-e is in 1 tables and batches, but its reference count is 2\n"
     assert "1 violations: 5 groups" in broken.stderr
     found = as_json(client, "verify")
     assert found["violations"][0]["invariant"] == "references"
@@ -157,10 +157,10 @@ def test_drop_asks_first_and_leaves_a_sound_buffer(client: BufferClient, what: t
 
 def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
     for what, message in (
-        (("group", "g-c"), "needed by a batch"),
-        (("group", "never"), "does not hold group never"),
-        (("request", "g-e"), "no request g-e is open; the buffer holds its group"),
-        (("request", "never"), "no request never is open; the buffer holds no group of that id"),
+        (("group", "g-c"), "is part of a batch"),
+        (("group", "never"), "group never is not in the buffer"),
+        (("request", "g-e"), "request g-e is not open; its group is in the buffer"),
+        (("request", "never"), "request never is not open; nor is there a group with that id"),
         (("prompt", "z"), "prompt z is not in B_bad"),
         (("run", "other"), "belongs to run 'shown', not 'other'"),
         (("grup", "x"), "did you mean 'group'"),

@@ -169,7 +169,7 @@ def test_an_evaluator_asks_for_evaluations_and_for_nothing_that_is_trained(url: 
     for purpose in (Purpose.FRESH, Purpose.REEVALUATE):
         trained = make_request(prompt_id=purpose.value, purpose=purpose)
         with pytest.raises(
-            AccessError, match=f"g-{purpose.value} is {purpose.value}: an evaluator may ask for evaluat"
+            AccessError, match=f"g-{purpose.value} is {purpose.value}: evaluators may only request evaluat"
         ):
             evaluator.enqueue([held_out, trained])
         assert BufferClient(url, token=TOKENS[SCHEDULER]).enqueue([trained]) == 1

@@ -82,7 +82,7 @@ def test_a_worker_that_can_read_the_learners_file_makes_no_copy(tmp_path: Path) 
     cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
     assert cache.fetch(update) == update
     assert not (tmp_path / "cache").exists()
-    with pytest.raises(WeightsAbsentError, match="cannot be read here"):
+    with pytest.raises(WeightsAbsentError, match="is not readable on this host"):
         cache.fetch(replace(update, path="/nowhere"))
 
 
@@ -195,9 +195,9 @@ def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_pa
 
 @pytest.mark.parametrize("digest", ["..", "%2e%2e%2fetc", "ab" * 31])
 def test_only_digests_name_files(host: OtherHost, digest: str) -> None:
-    with pytest.raises(ContractError, match="no sha256"):
+    with pytest.raises(ContractError, match="not a sha256"):
         host.store.receive(digest, 0, 1, b"x")
-    with pytest.raises(ContractError, match="no sha256"):
+    with pytest.raises(ContractError, match="not a sha256"):
         host.store.read(digest, 0, 1)
 
 
@@ -232,7 +232,7 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
 
     given = Path.stat
     monkeypatch.setattr(Path, "stat", refuse)
-    with pytest.raises(WeightsAbsentError, match="cannot be read here"):
+    with pytest.raises(WeightsAbsentError, match="is not readable on this host"):
         WeightRelay(tmp_path / "server", str).locate(update)
 
 
@@ -253,7 +253,7 @@ def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
     others.mkdir()
     folder.symlink_to(others)
     config = Config(rollout=RolloutConfig(sync_timeout_s=0.1))
-    with pytest.raises(ConfigError, match=r"is not a folder of this user: remove it, .* rollout\.weights_cache"):
+    with pytest.raises(ConfigError, match=r"is not owned by this user: remove it, .* rollout\.weights_cache"):
         WeightCache(config).fetch(update)
     assert not list(others.iterdir())
     folder.unlink()

@@ -189,7 +189,7 @@ def test_what_comes_late_from_a_replica_whose_way_to_redis_was_cut_sets_nothing_
         time.sleep(0.5)
         status = other.status()
         assert (status.step, status.policy_version, status.fresh_ready) == (3, 3, 4)
-        with pytest.raises(UnavailableError, match="was asked longer ago than the caller waits"):
+        with pytest.raises(UnavailableError, match="received the command after its deadline"):
             calls[what](cut_off)
         monkeypatch.undo()
         calls[what](cut_off)

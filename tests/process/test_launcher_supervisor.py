@@ -78,8 +78,8 @@ def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts)
         None,
     )
     assert parts.said == [
-        "part ended with signal SIGKILL; it restarts in 0.0 s "
-        f"(restart 1, at most 5 within 600 s; its log: {child.spec.log_path})"
+        "part failed with signal SIGKILL; restarting in 0.0 s "
+        f"(restart 1, maximum 5 within 600 s; log: {child.spec.log_path})"
     ]
 
 
@@ -90,7 +90,7 @@ def test_an_optional_process_that_cannot_start_again_is_left_away(parts: Parts) 
     assert not supervisor.poll(parts.children)
     assert not supervisor.poll(parts.children)
     assert (child.has_failed, child.has_ended, other.exit_code) == (False, True, None)
-    assert parts.said == [f"part ended with exit code 2; the run continues without it (its log: {child.spec.log_path})"]
+    assert parts.said == [f"part failed with exit code 2; the run continues without it (log: {child.spec.log_path})"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_pa
     assert code == 0, log
     assert time.monotonic() - asked_at < peers.hold_s / 2, "it did not sit out the open question"
     assert "SIGTERM while waiting; continue with --resume" in log
-    assert "waits for its batch: 3/4 groups, 1 leased" in log
+    assert "waiting for its batch: 3/4 groups, 1 leased" in log
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
     assert run.latest_checkpoint() == 2
 

@@ -105,7 +105,9 @@ def test_a_name_that_a_shared_redis_knows_is_served_again_and_said(tmp_path: Pat
     (tmp_path / "other").mkdir()
     with buffer_up(tmp_path / "other" / "mine", *shared) as (process, client):
         assert client.status().queued["fresh"] == 1
-        said = "  stores step 0, 1 open requests, 0 fresh groups, under this run's name: another name, or another Redis"
+        said = (
+            "  stores step 0, 1 open requests, 0 fresh groups, under this run's name: use another name or another Redis"
+        )
         assert said in stopped(process)
 
 

@@ -59,7 +59,7 @@ def test_a_group_that_two_items_share_is_sent_once() -> None:
 
 def test_rows_of_different_prompts_are_refused() -> None:
     other = make_group(group_id="other", prompt_id="q", num_prompt_tokens=2)
-    with pytest.raises(ContractError, match="joins groups of different prompts"):
+    with pytest.raises(ContractError, match="mixes groups of different prompts"):
         joined("x", [(OLD, None), (other, (0,))])
 
 

@@ -78,5 +78,5 @@ def test_minibatches_cover_the_batch_and_differ_by_at_most_one(num_groups: int, 
 
 @pytest.mark.parametrize(("num_groups", "minibatch_size"), [(-1, 4), (4, 0)])
 def test_impossible_cuts_are_refused(num_groups: int, minibatch_size: int) -> None:
-    with pytest.raises(ValueError, match="cannot cut"):
+    with pytest.raises(ValueError, match="cannot split"):
         near_equal_split(num_groups, minibatch_size)

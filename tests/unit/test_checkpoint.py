@@ -319,14 +319,14 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
     assert newest_checkpoint(tmp_path / "checkpoints") is not None
     shutil.rmtree(tmp_path / "checkpoints" / "step-000002")
     (folder / "state.json").write_bytes(b"")
-    with pytest.raises(StorageError, match="there is no older one, so start a new run"):
+    with pytest.raises(StorageError, match="there is no older checkpoint, start a new run"):
         newest_checkpoint(tmp_path / "checkpoints")
 
 
 def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_path: Path, tmp_path: Path) -> None:
     class Refusing(FakeBuffer):
         def restore(self, data: bytes) -> None:
-            raise ContractError("snapshot is damaged or cut off: its sha256 does not match")
+            raise ContractError("snapshot is damaged or truncated: its sha256 does not match")
 
     config = run_config(model_path, run={"num_steps": 4})
     train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())

@@ -29,7 +29,7 @@ def config_of_hub_model(tmp_path: Path) -> Config:
 def test_a_model_is_fetched_at_the_first_start_and_not_at_the_second(cache: Path, tmp_path: Path) -> None:
     hub, config = Hub(cache, offers=["config.json", "model.safetensors"]), config_of_hub_model(tmp_path)
     before = model_files(config)
-    assert (before.status, "is not in the Hugging Face cache: the first start fetches it" in before.detail) == (
+    assert (before.status, "is not in the Hugging Face cache: the first start downloads it" in before.detail) == (
         "warn",
         True,
     )

@@ -303,9 +303,7 @@ def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> N
     buffer.train()
     buffer.kept.clear()
     buffer.success_counts = lambda after, limit=64: []  # type: ignore[method-assign]
-    with pytest.raises(
-        ContractError, match=r"holds batch 1, but not what its groups gave.*began with another selector"
-    ):
+    with pytest.raises(ContractError, match=r"has batch 1 but not its success counts.*started with another selector"):
         proposals_of(buffer.config, buffer).ranking(4)
 
 

@@ -65,8 +65,8 @@ def test_the_third_step_again_gives_its_weights_and_its_row_bit_by_bit(
     assert (found.weights_differ_by, found.exact) == (0.0, True)
     assert files_of(tmp_path) == before  # a replay changes nothing in the run
     text = as_text(found, config)
-    assert "weights after it are, bit by bit, those of the checkpoint of step 3" in text
-    assert "values are exactly those of metrics.jsonl" in text
+    assert "weights after it are bitwise equal to the checkpoint of step 3" in text
+    assert "values are equal to metrics.jsonl" in text
 
 
 def test_what_comes_out_otherwise_is_named(model_path: Path, tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -
     scheduler.poll(3)
     assert b"bapo_stalled_seconds 59.0" in telemetry.exposition()
     clock[0] = 60.0
-    with pytest.raises(DeadlineError, match=r"nothing has moved for 60 s .*: learner waits for batch 3: 0/4 fresh"):
+    with pytest.raises(DeadlineError, match=r"no progress for 60 s .*: learner is waiting for batch 3: 0/4 fresh"):
         scheduler.poll(3)
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 """Importing a user's task may be slow; grading has a deadline of its own."""
 STARTING = "of starting"
-LOOK_S = 0.25
+POLL_S = 0.25
 """Between two readings of the memory of a child that works."""
 END_S = 5.0
 """Longest time between the end of a child's pipe and its own."""
@@ -240,7 +240,7 @@ class _Child:
         """Raises: TimeoutError, VerifierMemoryError."""
         ready = select.poll()
         ready.register(file, event)
-        while not ready.poll(min(LOOK_S, max(0.0, deadline - time.monotonic())) * 1000):
+        while not ready.poll(min(POLL_S, max(0.0, deadline - time.monotonic())) * 1000):
             if time.monotonic() >= deadline:
                 raise TimeoutError
             used_mb = _memory_bytes(self._process.pid) / 2**20

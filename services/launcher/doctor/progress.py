@@ -1,4 +1,4 @@
-"""What a slow check waits for, shown while it does: a check may reach the Hub or import torch."""
+"""Progress of slow checks, which may access the Hub or import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 SILENT_S = 2.0
-"""Nothing stays silent for longer."""
+"""A check that takes longer than this prints a line."""
 
 
 @contextmanager
