@@ -66,7 +66,7 @@ class BufferService:
         self.store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
         self._ingest = Ingest(store)
-        self._now, self._seldom = now, RateLimitedFilter()
+        self._now, self._limiter = now, RateLimitedFilter()
         self._ahead = (float("-inf"), "")
         """Time and message of the last claim with unpublished weights."""
         self._reasons = FailureReasons(store)
@@ -109,7 +109,7 @@ class BufferService:
         """
         if ahead := self._ingest.ahead(policy_version):
             self._ahead = (self._now(), f"no requests for {worker_id}: it samples with {ahead}")
-            if self._seldom.is_due("ahead"):
+            if self._limiter.is_due("ahead"):
                 log.warning("%s", self._ahead[1])
             return []
         self.backpressure.poll()

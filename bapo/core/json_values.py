@@ -42,8 +42,8 @@ def _foreign(value: Any, path: str = "", levels: int = MAX_LEVELS) -> str:
         return next(filter(None, found), "")
     if levels == 0 or isinstance(value, str | int | float | None | np.generic):
         return ""
-    hint = "; its .tolist() can be sent" if hasattr(value, "tolist") else ""
-    return f"{path} is {_type_of(value)}, which JSON has no word for{hint}"
+    hint = "; use its .tolist()" if hasattr(value, "tolist") else ""
+    return f"{path} is {_type_of(value)}, which is not JSON serializable{hint}"
 
 
 def _type_of(value: Any) -> str:

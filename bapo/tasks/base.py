@@ -102,7 +102,7 @@ def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, extra: Mappi
     try:
         require_carried(prompt)
     except ContractError as error:
-        raise ConfigError(f"the prompt {text[:80]!r} of task {task!r} cannot be used: {error}") from error
+        raise ConfigError(f"invalid prompt {text[:80]!r} of task {task!r}: {error}") from error
     return prompt
 
 

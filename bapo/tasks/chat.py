@@ -49,7 +49,7 @@ def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CH
         try:
             text: str = template.render(messages=messages, add_generation_prompt=True, **special, **options)
         except Exception as error:  # a template runs code of its own, which may raise anything
-            raise ConfigError(f"the chat template of {tokenizer} refuses the conversation: {error}") from error
+            raise ConfigError(f"the chat template of {tokenizer} failed for a conversation: {error}") from error
         return text
 
     return render
@@ -60,7 +60,7 @@ def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
     try:
         jinja2, sandbox = importlib.import_module("jinja2"), importlib.import_module("jinja2.sandbox")
     except ImportError as error:
-        raise ConfigError(f"the chat template of {tokenizer} needs the package jinja2 (pip install jinja2)") from error
+        raise ConfigError(f"the chat template of {tokenizer} requires jinja2 (pip install jinja2)") from error
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
@@ -89,7 +89,7 @@ def _midnight(today: str) -> datetime:
     try:
         return datetime.combine(date.fromisoformat(today), time())
     except ValueError as error:
-        raise ConfigError(f"task.options.chat_date = {today!r} is not a date: write YYYY-MM-DD") from error
+        raise ConfigError(f"task.options.chat_date = {today!r} is not a date: use YYYY-MM-DD") from error
 
 
 def _file(tokenizer: str, name: str) -> str | None:
@@ -101,7 +101,7 @@ def _file(tokenizer: str, name: str) -> str | None:
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
-        raise ConfigError(f"{tokenizer!r} is not a folder, and a Hub id needs the package huggingface_hub") from error
+        raise ConfigError(f"{tokenizer!r} is not a folder, and a Hub id requires huggingface_hub") from error
     try:
         return Path(hub.hf_hub_download(tokenizer, name)).read_text(encoding="utf-8")
     except hub.errors.LocalEntryNotFoundError as error:
@@ -116,8 +116,8 @@ def _file(tokenizer: str, name: str) -> str | None:
 
 def _unreadable(tokenizer: str, name: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.path: {name} of {tokenizer!r} could not be read: {str(error).partition(chr(10))[0]}; it tells how a "
-        "conversation is written. Set task.options.message_format to write it without the model's chat template"
+        f"model.path: cannot read {name} of {tokenizer!r}, which defines its chat template: "
+        f"{str(error).partition(chr(10))[0]}. Set task.options.message_format to format conversations without it"
     )
 
 

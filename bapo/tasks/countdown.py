@@ -57,7 +57,7 @@ class CountdownTask:
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; CD-3 and CD-4 are mixed. Raises: ConfigError for an unknown split."""
         if split not in self._problems:
-            raise ConfigError(f"task {NAME} has no split {split!r}; it has {', '.join(self._problems)}")
+            raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join(self._problems)}")
         num, cd3_share, seed = self._problems[split]
         return _prompts(split, num, cd3_share, seed, self._prompt_format)
 
@@ -104,7 +104,7 @@ def make_task(
         raise ConfigError(f"task.options.cd3_share must be in [0, 1], got {cd3_share}")
     unknown = [name for name in held_out if name not in CD3_SHARE_OF_HELD_OUT]
     if unknown:
-        raise ConfigError(f"task.options.held_out names {unknown}; known are {', '.join(CD3_SHARE_OF_HELD_OUT)}")
+        raise ConfigError(f"task.options.held_out has unknown {unknown}; known: {', '.join(CD3_SHARE_OF_HELD_OUT)}")
     _check_format(prompt_format)
     problems = {"train": (num_train, float(cd3_share), seed)}
     problems |= {name: (num_held_out, CD3_SHARE_OF_HELD_OUT[name], held_out_seed) for name in held_out}
@@ -132,7 +132,7 @@ def _prompts(split: str, num: int, cd3_share: float, seed: int, prompt_format: s
 
 def _check_count(option: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"task.options.{option} must be an integer of at least 1, got {value!r}")
+        raise ConfigError(f"task.options.{option} must be an integer >= 1, got {value!r}")
 
 
 def _check_format(prompt_format: str) -> None:
@@ -141,10 +141,10 @@ def _check_format(prompt_format: str) -> None:
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"task.options.prompt_format {prompt_format!r} cannot be filled: {error!r}; "
-            "it has the fields {numbers} and {target}, and a literal brace is written twice"
+            "its fields are {numbers} and {target}, and literal braces must be doubled"
         ) from error
     if "12,99,7" not in shown or "80" not in shown:
-        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must show {{numbers}} and {{target}}")
+        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must contain {{numbers}} and {{target}}")
 
 
 MAX_NUMBER = 99

@@ -160,7 +160,7 @@ class DatasetTask:
         for prompt_id in leaked:
             del splits[TRAIN][prompt_id]
         if leaked:
-            log.warning("dataset %s: left out %d prompts that are held out", self._sources[TRAIN], len(leaked))
+            log.warning("dataset %s: dropped %d held-out prompts", self._sources[TRAIN], len(leaked))
         if not splits[TRAIN]:
             raise ConfigError(f"dataset {self._sources[TRAIN]}: every training prompt is in a held-out split")
         return {split: tuple(by_id.values()) for split, by_id in splits.items()}
@@ -210,11 +210,11 @@ def make_task(
     """
     held_out = held_out or {}
     if TRAIN in held_out:
-        raise ConfigError(f"task.options.held_out: {TRAIN!r} is the name of the training split")
+        raise ConfigError(f"task.options.held_out: {TRAIN!r} is reserved for the training split")
     if "answer" in extra_columns:
-        raise ConfigError("task.options.extra_columns: 'answer' is what the answer column is called already")
+        raise ConfigError("task.options.extra_columns: 'answer' is reserved for the answer column")
     if QUESTION not in question_format:
-        raise ConfigError(f"task.options.question_format {question_format!r} must have the field {QUESTION}")
+        raise ConfigError(f"task.options.question_format {question_format!r} must contain {QUESTION}")
     if gold_format is None and reward is None:
         gold_format = "{answer}"
     columns = Columns(
@@ -252,7 +252,7 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     if not prompts:
         raise ConfigError(f"dataset {source} has no rows")
     if num_rows > len(prompts):
-        log.warning("dataset %s: left out %d rows that repeat an earlier one", source, num_rows - len(prompts))
+        log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
     return prompts
 
 
@@ -266,7 +266,7 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     if not row.has(columns.prompt):
         raise ConfigError(
             f"{row.where}: column {columns.prompt!r} is missing or null; the row has {list(row.values)}. "
-            "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
+            "Set task.options.prompt_column to the column of the prompts (bapo reward test: --prompt-column)"
         )
     value = columns.asked(row.get(columns.prompt))
     if isinstance(value, list):
@@ -276,8 +276,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
         text = value
         if columns.system_prompt is not None:
             raise ConfigError(
-                f"{row.where}: a prompt that is text has no system message: set task.options.chat = true, so that it "
-                "becomes a message, or leave system_prompt out"
+                f"{row.where}: a plain-text prompt cannot have a system message: set task.options.chat = true to "
+                "convert it to a message, or remove system_prompt"
             )
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
@@ -316,10 +316,10 @@ class Conversations:
         found = chat_template(self._columns.tokenizer, self._columns.chat_options, today=self._columns.chat_date)
         if found is None and self._columns.chat:
             raise ConfigError(
-                f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; leave chat "
-                "out, or say by task.options.message_format how a message is written"
+                f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; remove "
+                "chat, or set task.options.message_format"
             )
-        log.info("conversations are written %s", "by the chat template" if found else "without a chat template")
+        log.info("conversations are formatted %s", "by the chat template" if found else "without a chat template")
         return found
 
     def _message(self, message: Mapping[str, str]) -> str:
@@ -329,7 +329,7 @@ class Conversations:
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
                 f"task.options.message_format {form!r} cannot be filled: {error!r}; "
-                "it has the fields {role} and {content}"
+                "its fields are {role} and {content}"
             ) from error
 
 
@@ -338,7 +338,7 @@ def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
     try:
         json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{row.where}: the answer is not made of JSON values: {error}") from error
+        raise ConfigError(f"{row.where}: the answer must consist of JSON values: {error}") from error
 
 
 def _as_text(value: Any) -> str:
@@ -396,7 +396,7 @@ def read_rows(source: str) -> Iterator[Row]:
     path = Path(source)
     if is_file(source):
         if not path.is_file():
-            raise ConfigError(f"dataset file {source} does not exist (searched in {Path.cwd()})")
+            raise ConfigError(f"dataset file {source} not found (in {Path.cwd()})")
         return _READERS[path.suffix](path)
     hub_id = _HUB_ID.fullmatch(source)
     assert hub_id is not None  # is_file refuses anything else
@@ -420,7 +420,7 @@ def answer_column(row: Row) -> str:
             return column
     raise ConfigError(
         f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
-        f"name it in task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
+        f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
     )
 
 
@@ -431,7 +431,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
                 continue
             where = f"{path} row {number}"
             if len(line) > MAX_LINE_BYTES:
-                raise ConfigError(f"{where}: it has more than {MAX_LINE_BYTES} bytes; each row is a line of its own")
+                raise ConfigError(f"{where}: it has more than {MAX_LINE_BYTES} bytes; each row must be on its own line")
             try:
                 values = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -445,7 +445,7 @@ def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"dataset file {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read dataset file {path}: {error.strerror}") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -471,11 +471,11 @@ def _hub_rows(name: str, split: str) -> Iterator[Row]:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"dataset {name!r} is a Hub id and needs the package `datasets`: pip install datasets; "
-            "or save it as a .parquet or .jsonl file and give the file's path"
+            f"dataset {name!r} is a Hub id and requires the package `datasets`: pip install datasets; "
+            "or save it as a .parquet or .jsonl file and use its path"
         ) from error
     try:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # loading runs the Hub's client and the data set's own reader
-        raise ConfigError(f"dataset {name!r} split {split!r} could not be loaded: {error}") from error
+        raise ConfigError(f"cannot load dataset {name!r} split {split!r}: {error}") from error
     return (Row(where=f"{name}:{split} row {number}", values=values) for number, values in enumerate(rows, start=1))

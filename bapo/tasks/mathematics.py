@@ -43,7 +43,7 @@ def boxed(prompt: Prompt, text: str) -> float:
 
 
 def _unreadable(gold: str) -> ValueError:
-    return ValueError(f"the answer {gold!r:.200} of the data set cannot be read as mathematics")
+    return ValueError(f"cannot parse the answer {gold!r:.200} of the data set as mathematics")
 
 
 def last_box(text: str) -> str | None:

@@ -34,7 +34,7 @@ def load_function(name: str, *, key: str, dots: bool = False) -> Callable[..., A
     if dots and not place:
         place, _, attribute = name.rpartition(".")
     if not place or not attribute:
-        raise ConfigError(f'{key} {name!r} must look like "package.module:function" or "file.py:function"')
+        raise ConfigError(f'{key} {name!r} must have the form "package.module:function" or "file.py:function"')
     module = _module(place, f"{key} {name!r}")
     found = getattr(module, attribute, None)
     if found is None:
@@ -57,8 +57,8 @@ def call_with(function: Callable[..., Any], given: Mapping[str, Any], columns: M
     missing = [p.name for p in parameters if p.name in named - arguments.keys() and p.default is p.empty]
     if missing:
         raise TypeError(
-            f"it needs {', '.join(map(repr, missing))}, and there is no such column; there are "
-            f"{', '.join(columns) or 'none'}. Name more in task.options.extra_columns"
+            f"it requires {', '.join(map(repr, missing))}, but the columns are "
+            f"{', '.join(columns) or 'none'}. Add columns to task.options.extra_columns"
         )
     return function(**(arguments if takes_all else {name: arguments[name] for name in arguments if name in named}))
 
@@ -86,12 +86,12 @@ def place_of(error: BaseException) -> str:
 def _module(place: str, what: str) -> ModuleType:
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
-        raise ConfigError(f"{what}: there is no file {place} (looked in {Path.cwd()})")
+        raise ConfigError(f"{what}: file {place} not found (in {Path.cwd()})")
     try:
         return _file_module(Path(place).resolve()) if is_file else importlib.import_module(place)
     except Exception as error:  # importing runs a user's module, which may raise anything
         advice = (
-            "" if is_file else "; a module next to the config needs its folder on PYTHONPATH, or write file.py:function"
+            "" if is_file else "; add the folder of a module next to the config to PYTHONPATH, or use file.py:function"
         )
         raise ConfigError(
             f"{what}: importing {place} failed: {type(error).__name__}: {error}{place_of(error)}{advice}"

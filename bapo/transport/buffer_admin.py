@@ -1,6 +1,6 @@
 """Client of the buffer's operator API, used by `bapo buffer`: inspect, verify, delete.
 
-Every method raises the error that the service named, or UnavailableError after `retry_s`.
+Every method raises the error reported by the service, or UnavailableError after `retry_s`.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class BufferAdmin:
         return self._rows("/high", offset, limit)
 
     def held(self, offset: int = 0, limit: int = ALL) -> Rows:
-        """All groups and the tables that hold them, ordered by id."""
+        """All groups and their tables, ordered by id."""
         return self._rows("/groups", offset, limit)
 
     def places(self, group_id: str) -> list[str]:
-        """Tables that hold one group; [] for none."""
+        """Tables of one group; [] if there are none."""
         items = self._get("/groups", {"group_id": group_id})["items"]
         return list(items[0]["places"]) if items else []
 
@@ -89,10 +89,10 @@ class BufferAdmin:
         try:
             return Verification(**fields)
         except TypeError as error:
-            raise ContractError(f"the answer to /verify is malformed: {error}") from error
+            raise ContractError(f"the response of /verify is malformed: {error}") from error
 
     def drop_group(self, group_id: str) -> str:
-        """Delete a group; returns the table that held it."""
+        """Delete a group; returns its table."""
         return str(self._service.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
 
     def drop_request(self, request_id: str) -> None:

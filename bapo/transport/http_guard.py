@@ -36,14 +36,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_JSON_BYTES = 32 << 20
 """One JSON body: the requests of a step with long prompts have some megabytes."""
 BODY_PAUSE_S = 30.0
-"""Longest pause between two pieces of a body."""
+"""Maximum pause between two chunks of a body."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
-"""Probes, which hold no token, and the description of the API."""
+"""Probes, which have no token, and the API docs."""
 ROLE = "bapo.role"
 """Key of the scope that holds the role of the caller; None without a keyring."""
-ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
+ENDS = "the service is shutting down before this request could be completed: retry"
 MAX_PROBLEMS = 3
-"""Validation errors named in one answer."""
+"""Validation errors listed in one response."""
 SERVER_SETTINGS: dict[str, Any] = {
     "http": "h11",  # httptools has no limit on headers
     "h11_max_incomplete_event_size": 64 << 10,
@@ -127,7 +127,7 @@ class HttpGuard:
             refused: called with the reason of each refused request (a metric).
         """
         self._app, self._permissions, self._keyring, self._refused = app, permissions, keyring, refused
-        self._seldom = RateLimitedFilter()
+        self._limiter = RateLimitedFilter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the app, or refuse it."""
@@ -165,7 +165,7 @@ class HttpGuard:
 
     def _warn(self, scope: Scope, refusal: RefusedError) -> None:
         # Not one line per refusal, which would let any caller fill the disk.
-        if self._seldom.is_due("refused"):
+        if self._limiter.is_due("refused"):
             client = (scope.get("client") or ("?",))[0]
             what = plain(str(refusal)[:300])  # a path may contain line breaks
             log.warning("refused client=%s status=%d reason=%s: %s", client, refusal.status, refusal.reason, what)
@@ -186,7 +186,7 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_
         raise RefusedError(
             401,
             Refusal.NO_TOKEN,
-            f"{what} needs a token: name its file in {TOKEN_FILE} (the launcher keeps those of a run in "
+            f"{what} requires a token: set {TOKEN_FILE} to its file (the tokens of a run are in "
             "RUN/tokens/<role>/token), or send the header Authorization: Bearer TOKEN",
         )
     role = keyring.role_of(token)
@@ -194,13 +194,13 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_
         raise RefusedError(
             401,
             Refusal.WRONG_TOKEN,
-            f"{what}: this token is not accepted here; is it of another run, or was it replaced? See {TOKEN_FILE}",
+            f"{what}: invalid token; is it of another run, or was it replaced? See {TOKEN_FILE}",
         )
     if not is_path and role is not Role.OPERATOR:  # the API itself answers the operator
-        raise RefusedError(404, Refusal.CONTRACT, f"{what}: there is no such path; GET /docs lists them")
+        raise RefusedError(404, Refusal.CONTRACT, f"{what}: unknown path; see /docs")
     if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
         able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
-        raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")
+        raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: role {role} has no permission; use a token of {able}")
     return role
 
 
@@ -228,7 +228,7 @@ class Body:
             async with asyncio.timeout(BODY_PAUSE_S):
                 message = await self._receive()
         except TimeoutError as error:
-            raise BodyError(f"nothing of the body came for {BODY_PAUSE_S:.0f} s", Refusal.TOO_SLOW) from error
+            raise BodyError(f"no data of the body received for {BODY_PAUSE_S:.0f} s", Refusal.TOO_SLOW) from error
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
@@ -263,14 +263,12 @@ def declared_length(scope: Scope, rule: Rule | None) -> int | None:
     declared = headers.get(b"content-length")
     if declared is None:
         if rule is not None and rule.needs_length:
-            raise RefusedError(
-                411, Refusal.LENGTH, "the length of the body must be declared: send Content-Length, not chunks"
-            )
+            raise RefusedError(411, Refusal.LENGTH, "Content-Length is required: chunked bodies are not supported")
         return None
     if b"transfer-encoding" in headers:
-        raise RefusedError(400, Refusal.CONTRACT, "a body has a Content-Length or comes in chunks, not both")
+        raise RefusedError(400, Refusal.CONTRACT, "Content-Length and chunked encoding are mutually exclusive")
     if (size := int(declared)) > most:
-        message = f"a body of {size} bytes is more than the {most} that are accepted here: send it in parts"
+        message = f"the body has {size} bytes, the limit is {most}: split it into several calls"
         raise RefusedError(413, Refusal.TOO_LARGE, message)
     return size
 
@@ -306,4 +304,4 @@ def wrong_fields(method: str, path: str, errors: Sequence[Mapping[str, Any]]) ->
 
 def no_route(method: str, path: str, detail: str) -> str:
     """Message for a path or method without a route."""
-    return f"{method} {path}: {detail}; the API is described at /docs"
+    return f"{method} {path}: {detail}; see /docs"

@@ -100,7 +100,7 @@ def test_a_batch_that_misses_groups_says_why(client: BufferClient) -> None:
     client.claim("worker-2", limit=1, policy_version=1)
     heard: list[str] = []
     with pytest.raises(
-        DeadlineError, match=r"batch 1 did not come, and nothing moved for 0 s: 1/4 fresh groups, 1 leased, 0 queued"
+        DeadlineError, match=r"batch 1 is not ready, no progress for 0 s: 1/4 fresh groups, 1 leased, 0 queued"
     ):
         client.batch(1, timeout_s=0.3, on_wait=heard.append)
     assert heard[0].startswith("1/4 fresh groups, 1 leased")

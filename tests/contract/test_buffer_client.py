@@ -116,7 +116,7 @@ def test_other_errors_come_back_at_once_as_their_class(scripted: Scripted, expec
 
 
 def test_a_service_that_is_not_there_is_named(unused_url: str) -> None:
-    with pytest.raises(UnavailableError, match=f"the buffer service at {unused_url} does not answer GET /status"):
+    with pytest.raises(UnavailableError, match=f"the buffer service at {unused_url} does not respond to GET /status"):
         BufferClient(unused_url, retry_s=0.0).status()
 
 
@@ -131,7 +131,7 @@ def unused_url() -> str:
 def test_a_batch_that_does_not_come_carries_the_reason(scripted: Scripted) -> None:
     heard: list[str] = []
     with pytest.raises(
-        DeadlineError, match="batch 7 did not come, and nothing moved for 0 s: 3/4 fresh groups, worker-2 silent"
+        DeadlineError, match="batch 7 is not ready, no progress for 0 s: 3/4 fresh groups, worker-2 silent"
     ):
         BufferClient(scripted.url).batch(7, timeout_s=0.2, on_wait=heard.append)
     assert set(heard) == {"3/4 fresh groups, worker-2 silent for 38 s"}
@@ -156,7 +156,7 @@ def test_a_batch_may_take_any_time_while_groups_arrive_and_batch_timeout_s_witho
     # Groups arrived with the answers at 400 s and 800 s. Nothing changes at 1,200 s; at 1,400 s the 600 s are over,
     # which is seen at 1,600 s, before a fifth call. That a worker is silent for longer and longer is no progress.
     client = BufferClient(scripted.url, now=lambda: clock[0])
-    with pytest.raises(DeadlineError, match="batch 7 did not come, and nothing moved for 600 s: 2/4 fresh groups"):
+    with pytest.raises(DeadlineError, match="batch 7 is not ready, no progress for 600 s: 2/4 fresh groups"):
         client.batch(7, timeout_s=600.0, on_wait=on_wait)
     assert (clock[0], len(heard)) == (1600.0, 4)
 
@@ -240,7 +240,7 @@ CALLS: dict[str, Callable[[BufferClient], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scripted", [[MOVED]], indirect=True)
 def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
-    with pytest.raises(ConfigError, match="with a redirect to https://elsewhere/x, which is not followed: name the"):
+    with pytest.raises(ConfigError, match="with a redirect to https://elsewhere/x, which is not followed: use that"):
         CALLS[call](BufferClient(scripted.url))
     assert len(scripted.calls) == 1
 
@@ -248,7 +248,7 @@ def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scripted", [[SIGN_IN]], indirect=True)
 def test_a_page_for_people_is_no_success(scripted: Scripted, call: str) -> None:
-    with pytest.raises(UnavailableError, match="with a page for people, so another server is there, or a sign-in"):
+    with pytest.raises(UnavailableError, match="with an HTML page, probably from another server or a login page"):
         CALLS[call](BufferClient(scripted.url, retry_s=0.0))
 
 
@@ -260,6 +260,6 @@ def test_what_a_proxy_says_for_a_while_is_waited_for(scripted: Scripted) -> None
 
 @pytest.mark.parametrize("token", ["short", "t\u20acken" * 4, "two words are no token"])
 def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
-    with pytest.raises(AccessError, match="the argument `token` holds no token: one line of") as refused:
+    with pytest.raises(AccessError, match="the argument `token` has no token: must be one line of") as refused:
         BufferClient("http://127.0.0.1:1", token=token)
     assert token not in str(refused.value)

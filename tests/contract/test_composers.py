@@ -190,7 +190,7 @@ def check_buffers_of_bapo(config: AlgorithmConfig, t: int, decision: Decision) -
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_composer_that_needs_experts_says_so(name: str) -> None:
-    with pytest.raises(ConfigError, match="write num_experts = 1"):
+    with pytest.raises(ConfigError, match="set num_experts = 1"):
         load_composer(AlgorithmConfig(name=name))
 
 

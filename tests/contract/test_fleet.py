@@ -168,11 +168,11 @@ def _fail(error: str, message: str) -> Callable[[FakeHandle], None]:
 
 
 def test_a_configuration_that_cannot_work_stops_the_fleet_at_once_with_its_own_message(make_rig: MakeRig) -> None:
-    rig = make_rig(_fail("ConfigError", "the tokenizer of the model turns the prompt 'a' into 'b'"))
+    rig = make_rig(_fail("ConfigError", "the tokenizer of the model changes the prompt 'a' to 'b'"))
     rig.fleet.scale(1)
     wait_until(lambda: len(rig.fatal) == 1)
     assert isinstance(rig.fatal[0], ConfigError)
-    assert str(rig.fatal[0]) == "the tokenizer of the model turns the prompt 'a' into 'b'"
+    assert str(rig.fatal[0]) == "the tokenizer of the model changes the prompt 'a' to 'b'"
     assert len(rig.handles) == 1
     assert "the fleet has failed" in rig.fleet.readiness()
 
@@ -197,7 +197,7 @@ def test_a_dead_worker_that_cannot_be_buried_ends_the_fleet_instead_of_leaving_i
     rig.handle("worker-0").is_immortal = True
     rig.handle("worker-0").dead = True
     wait_until(lambda: rig.fatal != [])
-    assert str(rig.fatal[0]) == "the slot of worker-0 has failed: RuntimeError('Ray does not answer')"
+    assert str(rig.fatal[0]) == "the slot of worker-0 failed: RuntimeError('Ray does not answer')"
     assert rig.fatal[0].exit_code == 1  # an accident: whoever watches starts the server again
 
 

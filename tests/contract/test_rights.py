@@ -104,7 +104,7 @@ def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path:
             assert reply.status not in (401, 403), (role, reply.data)
         else:
             assert (reply.status, reply.json()["error"]) == (403, "AccessError"), role
-            assert f"{method} {path}: {role} may not do this; use the token of" in reply.json()["message"]
+            assert f"{method} {path}: {role} has no permission; use a token of" in reply.json()["message"]
     assert call(url, method, path, body=b"").status == 401
 
 
@@ -149,16 +149,16 @@ def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(
 
 
 def test_the_clients_say_which_token_is_missing_and_do_not_try_again(url: str) -> None:
-    with pytest.raises(AccessError, match="GET /status needs a token: name its file in BAPO_TOKEN_FILE"):
+    with pytest.raises(AccessError, match="GET /status requires a token: set BAPO_TOKEN_FILE to its file"):
         BufferClient(url, retry_s=60).status()
     request = make_request(prompt_id="a")
-    with pytest.raises(AccessError, match="worker may not do this; use the token of evaluator, scheduler or operator"):
+    with pytest.raises(AccessError, match="worker has no permission; use a token of evaluator, scheduler or operator"):
         BufferClient(url, token=TOKENS[WORKER]).enqueue([request])
     BufferClient(url, token=TOKENS[SCHEDULER]).enqueue([request])
-    with pytest.raises(AccessError, match="viewer may not do this; use the token of worker or operator"):
+    with pytest.raises(AccessError, match="viewer has no permission; use a token of worker or operator"):
         BufferClient(url, token=TOKENS[VIEWER]).push([pack_group(answer(request))])
     assert BufferClient(url, token=TOKENS[WORKER]).push([pack_group(answer(request))]) == {"g-a": "stored"}
-    with pytest.raises(AccessError, match="worker may not do this; use the token of learner or operator"):
+    with pytest.raises(AccessError, match="worker has no permission; use a token of learner or operator"):
         BufferClient(url, token=TOKENS[WORKER]).batch(1, timeout_s=60)
 
 
@@ -223,7 +223,7 @@ def test_a_body_that_does_not_go_on_is_given_up(redis_url: str, monkeypatch: pyt
     with serving(new_store(redis_url), small_config()) as client:
         for path in ("/groups", "/requests"):
             reply = call(client.url, "POST", path, body=b"", headers={"Content-Length": "10"})
-            assert (reply.status, reply.json()["message"]) == (408, "nothing of the body came for 0 s")
+            assert (reply.status, reply.json()["message"]) == (408, "no data of the body received for 0 s")
 
 
 def sent(url: str, *pieces: bytes) -> tuple[int, bytes]:

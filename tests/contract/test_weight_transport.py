@@ -188,7 +188,7 @@ def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_pa
     send_file(peer(host), path, hashlib.sha256(path.read_bytes()).hexdigest())
     sent = next((tmp_path / "server").iterdir())
     sent.rename(sent.with_name(f"sent-{DIGEST}.safetensors"))
-    with pytest.raises(WeightMismatchError, match="is not the file with sha256"):
+    with pytest.raises(WeightMismatchError, match="does not have sha256"):
         fetch_file(peer(host), DIGEST, len(CONTENT), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
@@ -239,7 +239,7 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
 def test_a_piece_that_is_too_large_or_of_unknown_weights_is_refused(host: OtherHost) -> None:
     with pytest.raises(ContractError, match="1 to 100 bytes"):
         host.store.read(DIGEST, 0, 101)
-    with pytest.raises(WeightsAbsentError, match="are not here"):
+    with pytest.raises(WeightsAbsentError, match="are not on this host"):
         peer(host).call("GET", f"/weights/files/{DIGEST}", query={"offset": "0", "length": "10"})
 
 

@@ -104,7 +104,7 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
     assert code == 2
     assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
     assert "raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]
-    assert "turns the prompt" in found["tokenizer"]["detail"]
+    assert "changes the prompt" in found["tokenizer"]["detail"]
 
 
 @pytest.mark.parametrize(

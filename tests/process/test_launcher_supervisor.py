@@ -181,7 +181,7 @@ def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(p
     supervisor = parts.supervisor()
     assert supervisor.poll(parts.children)
     assert [fails_in_its_wake.num_restarts, killed.num_restarts, other.num_restarts] == [1, 1, 0]
-    assert [line.partition(";")[0] for line in parts.said] == ["rank-1 ended with signal SIGKILL"]
+    assert [line.partition(";")[0] for line in parts.said] == ["rank-1 failed with signal SIGKILL"]
 
 
 @pytest.mark.parametrize("code", [1, 143, RankLostError.exit_code])

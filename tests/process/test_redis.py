@@ -130,7 +130,7 @@ def test_what_was_not_written_before_redis_was_started_again_is_not_acknowledged
     try:
         link = RedisLink(server.url)
         monkeypatch.setattr("buffer_service.store.redis.connection.until_written", restarted)
-        with pytest.raises(UnavailableError, match="does not answer"):
+        with pytest.raises(UnavailableError, match="does not respond"):
             link.at_once(("SET", "a", "1"), written=True)
         monkeypatch.undo()
         assert link.at_once(("SET", "a", "1"), ("GET", "a"), written=True)[1] == b"1"
@@ -153,7 +153,7 @@ def test_a_redis_that_takes_connections_and_says_nothing_is_given_up_as_soon_as_
         link = RedisLink(server.url)
         with server.stopped():
             begun = time.monotonic()
-            with pytest.raises(UnavailableError, match="does not answer: Timeout reading from socket"):
+            with pytest.raises(UnavailableError, match="does not respond: Timeout reading from socket"):
                 link.at_once(("PING",))
             assert CONNECT_TIMEOUT_S <= time.monotonic() - begun < ANSWER_TIMEOUT_S / 2
         assert link.at_once(("PING",)) == [b"PONG"]

@@ -71,7 +71,7 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("references", "group h is in 2 tables and batches, but its ref", {"references": {**SOUND.references, "h": 3}}),
     ("references", "group s is in 0 tables and batches, but its ref", {"stale": frozenset()}),
-    ("references", "group u is in 0 tables and batches, but its ref", {"batches": {4: batch(4, "b"), 5: batch(5, "b", "h")}}),
+    ("references", "group u is in 0 tables and batches, but", {"batches": {4: batch(4, "b"), 5: batch(5, "b", "h")}}),
     ("orphans", "group x is not referenced, but its frame is stored", {"frame_sizes": SOUND.frame_sizes | {"x": 1}}),
     ("orphans", "group x is not referenced, but its record", {"records": {**SOUND.records, "x": record("x")}}),
     ("bytes", "the frames have 800 bytes, but the counter is 801", {"num_bytes": 801}),

@@ -41,7 +41,7 @@ def test_a_machine_without_gpus_has_the_cpu_profile(monkeypatch: pytest.MonkeyPa
     ("found", "sections", "name", "status", "words"),
     [
         (Gpus(torch=CPU_TORCH), {"learner": {"device": "cuda"}}, "gpu", "fail", "no GPU, but learner.device = cuda"),
-        (Gpus(problem="nvidia-smi: no", torch=TORCH), {}, "gpu", "warn", "it does not answer: nvidia-smi: no"),
+        (Gpus(problem="nvidia-smi: no", torch=TORCH), {}, "gpu", "warn", "it does not respond: nvidia-smi: no"),
         (Gpus(torch=TORCH), {}, "gpu plan", "fail", "workers need GPUs, but no GPU is visible"),
         (replace(BOX, torch=CPU_TORCH), {}, "torch on GPUs", "warn", "2.13.0+cpu is a CPU build"),
         (replace(BOX, torch=None), {}, "torch on GPUs", "fail", "torch is not installed"),

@@ -78,8 +78,8 @@ def test_a_service_elsewhere_that_never_answers_is_unavailable(tmp_path: Path) -
 
 def test_a_service_that_refuses_the_token_ends_the_start_at_once(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, answer=None, url="http://127.0.0.1:9")
-    session.is_denied, session.silence = True, "this token is not accepted here"
-    with pytest.raises(AccessError, match=r"127\.0\.0\.1:9: this token is not accepted here"):
+    session.is_denied, session.silence = True, "invalid token"
+    with pytest.raises(AccessError, match=r"127\.0\.0\.1:9: invalid token"):
         scenarios.first_status(cast(Session, session), 60.0)
     assert session.num_looks == 0
 

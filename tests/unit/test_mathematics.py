@@ -50,7 +50,7 @@ def test_anything_else_is_wrong(response: str) -> None:
 
 @pytest.mark.parametrize("response", ["\\boxed{12}", "\\boxed{}", "12"])
 def test_an_answer_of_the_data_set_that_nobody_can_read_is_an_error_and_no_wrong_answer(response: str) -> None:
-    with pytest.raises(ValueError, match="the answer '' of the data set cannot be read as mathematics"):
+    with pytest.raises(ValueError, match="cannot parse the answer '' of the data set as mathematics"):
         boxed(_prompt(""), response)
 
 

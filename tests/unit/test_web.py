@@ -122,7 +122,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
 def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
     run = write_run(tmp_path / "mine", metrics=[metrics_row(1, x1=3)])
     found = whole(viewed(run))
-    assert "groups of step 1 cannot be read" in found["problem"]
+    assert "cannot read the groups of step 1" in found["problem"]
     assert (found["steps"]["x1"], found["steps"]["bins"], found["steps"]["bad_ages"]) == ([3], [None], [None])
 
 

@@ -48,7 +48,7 @@ class Found:
     def __str__(self) -> str:
         was = f" (it was {self.before})" if self.before else ""
         if self.state is State.RESUME:
-            return f"{self.run.name}: continued from its checkpoint after step {self.step}{was}"
+            return f"{self.run.name}: resumed from its checkpoint after step {self.step}{was}"
         if self.state is State.RESTART:
             return f"{self.run.name}: restarted at step 1, it had no checkpoint yet{was}"
         return f"{self.run.name}: {'finished, kept' if self.state is State.FINISHED else 'started'}"
@@ -64,7 +64,7 @@ def inspect_run(run: PlannedRun) -> Found:
         return Found(run=run, state=State.FINISHED, step=step)
     # A status like `running` of a process that is gone was true until it was killed.
     before = "" if not fields else str(fields.get("status", "killed"))
-    before = before if before in ("failed", "interrupted") else "cut off" if fields else ""
+    before = before if before in ("failed", "interrupted") else "killed" if fields else ""
     return Found(run=run, state=State.RESUME if step else State.RESTART, step=step, before=before)
 
 
@@ -81,8 +81,8 @@ def changed(runs: Iterable[PlannedRun]) -> None:
         lines = [line for line in diff(load_resolved(path), run.config) if line.partition(":")[0] not in MOVED]
         if lines:
             problems.append(
-                f"{run.path} was made with other settings than the study has now: {'; '.join(lines)}; put them back, "
-                "give the study another name, or remove that run"
+                f"{run.path} has different settings than the study: {'; '.join(lines)}; restore them, "
+                "rename the study, or delete that run"
             )
     if problems:
         raise ConfigError("\n".join(problems))

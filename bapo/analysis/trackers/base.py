@@ -63,7 +63,7 @@ def refuse_unusable(names: Iterable[str], settings: TrackingConfig) -> None:
     for name in names:
         if name not in tracker_names():
             near, known = did_you_mean(name, tracker_names()), ", ".join(tracker_names())
-            raise ConfigError(f"tracker {name!r}: there is no such tracker{near}; {known}")
+            raise ConfigError(f"unknown tracker {name!r}{near}; {known}")
         if problem := _module(name).problem(settings):
             raise ConfigError(f"tracker {name!r} {problem}")
 
@@ -75,7 +75,7 @@ def missing_package(package: str, *modules: str) -> str | None:
         package: its name for pip.
     """
     missing = ", ".join(module for module in modules if importlib.util.find_spec(module) is None)
-    return f"needs the package {package} (there is no module {missing}): pip install {package}" if missing else None
+    return f"requires the package {package} (no module {missing}): pip install {package}" if missing else None
 
 
 @cache

@@ -41,6 +41,6 @@ def _check_arguments(name: str, function: Callable[..., Any]) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"reward {name!r} must be callable as reward(prompt, text): {error}; "
-            "a function of columns is decorated with @bapo.reward, those of other frameworks are named "
-            "trl:... or verl:..."
+            "decorate a function of columns with @bapo.reward, and use trl:... or verl:... for functions of other "
+            "frameworks"
         ) from error

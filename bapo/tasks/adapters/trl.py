@@ -37,7 +37,7 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float |
         found = call_with(function, given, columns)
         (rewards,) = settled([found])
         if not isinstance(rewards, Sequence | np.ndarray) or len(rewards) != len(texts):
-            raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; one reward for each is needed")
+            raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; expected one reward for each")
         return list(rewards)
 
     return of_group

@@ -41,7 +41,7 @@ NUM_ROUND_TRIPS = 20
 REDIS_START_S = 10.0
 NAME_WIDTH = 12
 PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 Step = tuple[str, Callable[[], Iterable[Check]]]
@@ -196,5 +196,5 @@ def check_table(found: Sequence[Check]) -> Table:
     table.add_column(min_width=NAME_WIDTH)
     table.add_column(overflow="fold")
     for check in found:
-        table.add_row(Text(check.status, COLOURS[check.status]), check.name, Text(check.detail))
+        table.add_row(Text(check.status, COLORS[check.status]), check.name, Text(check.detail))
     return table
