@@ -1,10 +1,10 @@
-"""Task `dataset`: prompts and answers from a file or a Hub dataset, graded by exact match or by your own function.
+"""Task `dataset`: prompts and answers from a file or a Hub dataset, graded by exact match or by a custom function.
 
     [task]
     name = "dataset"
     options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards.py:score" }
 
-A prompt that is a list of messages is written by the model's chat template. Does not cover: images, streaming.
+A prompt that is a list of messages is rendered with the model's chat template. Not supported: images, streaming.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ NAME = "dataset"
 TRAIN = "train"
 QUESTION = "{prompt}"
 MESSAGE_FORMAT = "{content}\n"
-"""Of a model without a chat template."""
+"""For models without a chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Where a row keeps what, and how it becomes text."""
+    """Columns of a row, and how they are rendered as text."""
 
     prompt: str
     answer: str | None
-    """None: recognized by the layout of each file's first row."""
+    """None: detected from the first row of each file."""
     extra: tuple[str, ...]
     message_format: str | None
-    """None: by the chat template."""
+    """None: use the chat template."""
     tokenizer: str | None
-    """Folder or Hub id whose chat template writes conversations."""
+    """Directory or Hub id with the chat template."""
     chat_options: Mapping[str, Any]
     chat_date: str = CHAT_DATE
     question_format: str = QUESTION
@@ -54,7 +54,7 @@ class Columns:
     system_prompt: str | None = None
 
     def asked(self, value: Any) -> Any:
-        """What a row asks: text, or messages where it has them or the options make some."""
+        """Prompt of a row: text, or messages if the row has them or the options build them."""
         if isinstance(value, str):
             value = self.question_format.replace(QUESTION, value)
         if isinstance(value, str) and self.chat:
@@ -90,7 +90,7 @@ class DatasetTask:
         return tuple(split for split in self._sources if split != TRAIN)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """All different prompts of a split, in the order of the file.
+        """All distinct prompts of a split, in file order.
 
         Raises: ConfigError for an unknown split or a malformed file.
         """
@@ -106,41 +106,41 @@ class DatasetTask:
         _ = self._reward
 
     def reward(self, prompt: Prompt, text: str) -> float | None:
-        """The user's reward; without one, 1.0 if the stripped text is the answer and 0.0 if not."""
+        """The custom reward; without one, 1.0 if the stripped text equals the answer, else 0.0."""
         return self.rewards(prompt, [text])[0]
 
     def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
-        """The same of all responses to a prompt."""
+        """Rewards of all responses to a prompt."""
         if self._reward is not None:
             return self._reward.of_group(prompt, texts)
         right = _as_text(prompt.answer["answer"]).strip()
         return [1.0 if text.strip() == right else 0.0 for text in texts]
 
     def level(self, prompt: Prompt) -> float | None:
-        """The number in the column `level`, when it is one of `extra_columns`; None for anything else."""
+        """The number in the column `level`, if it is one of `extra_columns`; otherwise None."""
         level = prompt.answer.get("level")
         return float(level) if isinstance(level, int | float) and not isinstance(level, bool) else None
 
     def gold(self, prompt: Prompt) -> str | None:
-        """The answer in the given format; unknown for a user's reward without a format."""
+        """The answer in the given format; unknown for a custom reward without a format."""
         if self._gold_format is None:
             return None
         return self._gold_format.replace("{answer}", _as_text(prompt.answer["answer"]))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
-        """What stands in a response where `gold_format` has the answer. Exact match reads all of it; a user's reward
-        without such a format does not say what it reads."""
+        """The part of a response where `gold_format` puts the answer; the whole text for exact match; unknown for a
+        custom reward without a format."""
         if self.extracts_by_gold:
             return written_answer(str(self._gold_format), text)
         return text.strip() if self._reward_name is None else None
 
     @property
     def extracts_by_gold(self) -> bool:
-        """Whether `gold_format` says where the answer stands, for whatever reward."""
+        """Whether `gold_format` defines the position of the answer, for any reward."""
         return self._gold_format is not None and marks_of(self._gold_format) is not None
 
     def expert(self, prompt: Prompt) -> str | None:
-        """What the column says; without a column, the gold response."""
+        """Value of the column; without a column, the gold response."""
         if self._expert_column is None:
             return self.gold(prompt)
         value = prompt.answer.get(self._expert_column)
@@ -148,12 +148,12 @@ class DatasetTask:
 
     @cached_property
     def _reward(self) -> Reward | None:
-        """Imported by those who grade, and by no other service."""
+        """Imported only by graders."""
         return None if self._reward_name is None else load_reward(self._reward_name)
 
     @cached_property
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
-        """Read together: a held-out prompt that is in the training file as well must not be trained."""
+        """Splits are read together: a held-out prompt that is also in the training file must not be trained."""
         splits = {split: _read_prompts(source, self._columns) for split, source in self._sources.items()}
         held_out = {prompt_id for split in self.held_out_splits for prompt_id in splits[split]}
         leaked = [prompt_id for prompt_id in splits[TRAIN] if prompt_id in held_out]
@@ -184,21 +184,21 @@ def make_task(
     gold_format: str | None = None,
     expert_column: str | None = None,
 ) -> DatasetTask:
-    """The task with its options, as the `[task.options]` table gives them.
+    """Create the task from the `[task.options]` table.
 
     Args:
         path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
         prompt_column, answer_column: dots step into nested columns; the answer column is recognized by default.
-        extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
-            is the prompt's difficulty for selectors that go from easy to hard.
-        message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
-            the chat template of the tokenizer, and "{content}\\n" where it has none.
-        tokenizer: folder or Hub id that has the chat template; default: the model's.
+        extra_columns: further columns available to the reward in `prompt.answer`, by name. A numeric column `level`
+            is the prompt's difficulty for curriculum selectors.
+        message_format: format of one message of a conversation, with the fields {role} and {content}; default: the
+            chat template of the tokenizer, or "{content}\\n" if it has none.
+        tokenizer: directory or Hub id with the chat template; default: the model's.
         chat_options: variables of the chat template, such as { enable_thinking = false }.
-        chat_date: YYYY-MM-DD, for a chat template that prints today's date; the same on every day, so that a prompt
-            stays the same prompt.
+        chat_date: YYYY-MM-DD, for a chat template that prints today's date; fixed, so that prompt ids do not
+            change from day to day.
         question_format: what is asked, around the field {prompt}, where prompts are texts.
         chat: a prompt that is text is a message of the user, written by the chat template.
         system_prompt: the first message of conversations that have no system message; texts need `chat`.
