@@ -202,7 +202,7 @@ def test_runs_and_versions_are_each_others_inverse() -> None:
     ("spans", "message"),
     [
         ([[2, 1], [1, 2]], "spans of 3 tokens for 4"),
-        ([[2, 1], [2, 2]], "contradict"),
+        ([[2, 1], [2, 2]], "inconsistent"),
         ([[4, 1], [0, 2]], "with at least one token each"),
     ],
 )

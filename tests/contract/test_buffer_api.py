@@ -90,7 +90,7 @@ def test_groups_that_a_batch_does_not_train_can_be_read_until_a_checkpoint_relea
     assert [pack_group(group) for group in client.untrained(1)] == [pack_group(groups[1]), pack_group(groups[3])]
     assert raw(client, "GET", "/verify").json()["violations"] == []
     client.commit(1, checkpointed=1)
-    with pytest.raises(ContractError, match="batch 1 was released at checkpoint 1; the next step is 2: continue there"):
+    with pytest.raises(ContractError, match="batch 1 was released at checkpoint 1; the next step is 2: resume there"):
         client.untrained(1)
 
 

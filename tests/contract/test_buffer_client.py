@@ -173,7 +173,7 @@ def test_pushes_are_cut_into_parts_that_the_service_takes(scripted: Scripted, mo
     assert sum(call.startswith("PUT /frames/") for call in scripted.calls) == 5
     assert client.push([]) == {}
     for wrong in ([b""], [make_group()], pack_group(make_group())):
-        with pytest.raises(ContractError, match=r"a frame is empty|push takes"):
+        with pytest.raises(ContractError, match=r"a frame is empty|push expects"):
             client.push(wrong)
 
 

@@ -195,7 +195,7 @@ def test_a_composer_that_needs_experts_says_so(name: str) -> None:
 
 
 def test_a_misspelt_composer_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*write one of .*bapo, .*grpo"):
+    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*use one of .*bapo, .*grpo"):
         load_composer(AlgorithmConfig(name="bappo"))
 
 

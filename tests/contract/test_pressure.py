@@ -89,7 +89,7 @@ def test_a_twentieth_of_redis_memory_is_kept(redis_url: str, used: int, is_full:
     stored(store, "abcd")
     store.held = Memory(used=used, limit=100 * MB)
     said = why(pressure_of(store))
-    assert said == (f"Redis uses 95.0 MB, {LIMIT}" if is_full else "")
+    assert said == (f"Redis uses 95.0 MB; {LIMIT}" if is_full else "")
 
 
 PAPER = {"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1000, "wait_for_reevaluation": True}
@@ -103,9 +103,9 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: s
     stored(store, "abc")
     assert why(pressure) == "", "the batch lacks a fresh group"
     stored(store, "d")
-    assert why(pressure) == f"Redis uses 95.0 MB, {LIMIT}", "no round was issued yet"
+    assert why(pressure) == f"Redis uses 95.0 MB; {LIMIT}", "no round was issued yet"
     store.round_left, store.held = 10, Memory(used=85 * MB, limit=100 * MB)
-    kept = f"Redis uses 85.0 MB and reserves 10.0 MB for re-evaluations, {LIMIT}"
+    kept = f"Redis uses 85.0 MB and reserves 10.0 MB for re-evaluations; {LIMIT}"
     assert why(pressure) == kept
     assert pressure.shortage_reason() == kept
     store.held = Memory(used=85 * MB - 1, limit=100 * MB)
@@ -163,7 +163,7 @@ def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_co
     pressure.poll()
     assert pressure.is_known
     pressure.admit(1)
-    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
+    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups queued"):
         pressure.admit(1)
 
 

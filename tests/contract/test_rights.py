@@ -104,7 +104,7 @@ def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path:
             assert reply.status not in (401, 403), (role, reply.data)
         else:
             assert (reply.status, reply.json()["error"]) == (403, "AccessError"), role
-            assert f"{method} {path}: {role} has no permission; use a token of" in reply.json()["message"]
+            assert f"{method} {path}: role {role} has no permission; use a token of" in reply.json()["message"]
     assert call(url, method, path, body=b"").status == 401
 
 
@@ -144,7 +144,7 @@ def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(
     with serving(new_store(redis_url), small_config(), KEYRING) as client:
         assert call(client.url, "GET", "/x%0aERROR%20learner:%20forged%1b%5b2J").status == 401
     (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.transport.http_guard"]
-    assert r"GET /x\nERROR learner: forged\x1b[2J needs a token" in line
+    assert r"GET /x\nERROR learner: forged\x1b[2J requires a token" in line
     assert line.isprintable()
 
 

@@ -128,7 +128,7 @@ def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -
 
 
 def test_a_misspelt_selector_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*write one of "):
+    with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*use one of "):
         make("mops", SelectorConfig(), 40)
 
 

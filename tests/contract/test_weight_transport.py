@@ -182,7 +182,7 @@ def test_a_part_that_is_damaged_costs_one_attempt_at_most(host: OtherHost, tmp_p
 def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(ContractError, match="make 1280 bytes with sha256"):
+    with pytest.raises(ContractError, match="have 1280 bytes with sha256"):
         send_file(peer(host), path, DIGEST)
     assert list((tmp_path / "server").iterdir()) == []
     send_file(peer(host), path, hashlib.sha256(path.read_bytes()).hexdigest())

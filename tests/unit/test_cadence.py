@@ -51,7 +51,7 @@ def test_v_1_syncs_at_every_step() -> None:
 
 def test_reevaluation_must_meet_fresh_weights() -> None:
     with pytest.raises(
-        ValidationError, match=r"interval = 7 must be a multiple of .* = 5.*write reevaluation_interval = 10"
+        ValidationError, match=r"interval = 7 must be a multiple of .* = 5.*set reevaluation_interval = 10"
     ):
         CadenceConfig(weight_sync_interval=5, reevaluation_interval=7)
 

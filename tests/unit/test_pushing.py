@@ -44,7 +44,7 @@ class FullFirst:
             return None
         self.pushes += 1
         if self.pushes % 2:
-            raise FullError("the buffer is full: 3 fresh groups wait")
+            raise FullError("the buffer is full: 3 fresh groups queued")
         return SimpleNamespace(json=lambda: json.loads('{"groups": {"g": "stored"}, "room": true}'))
 
 

@@ -63,7 +63,7 @@ def test_prompts_that_are_all_alike_still_have_a_width() -> None:
 
 
 def test_no_prompts_have_no_accuracy() -> None:
-    with pytest.raises(ValueError, match="no prompts"):
+    with pytest.raises(ValueError, match="without prompts"):
         estimate([])
 
 
