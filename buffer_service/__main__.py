@@ -4,7 +4,7 @@ Examples:
     python -m buffer_service --config outputs/demo/config.toml --run-dir outputs/demo --redis-url redis://127.0.0.1:6380/0
     python -m buffer_service --config RUN/config.toml --run-dir RUN --redis-url unix:///RUN/redis/redis.sock --port 0
 
-The API's description is served at /docs. The port that it really listens on is written to RUN/ports/buffer_service.
+The OpenAPI docs are served at /docs. The port actually bound is written to RUN/ports/buffer_service.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ log = logging.getLogger(__name__)
 REDIS_TIMEOUT_S = 30.0
 PAUSE_S = 0.2
 LOG_EVERY_S = 30.0
-"""Interval of the log line while Redis is waited for."""
+"""Log interval while waiting for Redis."""
 KEEP_ALIVE_S = 120
-"""Longer than any pause between two calls of one client."""
+"""Longer than the idle time between two calls of a client."""
 SHUTDOWN_S = 2
 
 
 class Server(uvicorn.Server):
-    """Ends long polls before it waits for open connections: otherwise stopping would take as long as they do."""
+    """Ends long polls on shutdown: otherwise uvicorn would wait for each of them to time out."""
 
     def __init__(self, config: uvicorn.Config, context: Context) -> None:
         super().__init__(config)
@@ -65,12 +65,12 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal."""
+        """Serve until a signal arrives."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT; the second one does not wait. Not uvicorn's own, which would end us by the signal."""
+        """Stop on SIGTERM or SIGINT, at once on the second. Replaces uvicorn's handler, which re-raises the signal."""
         self.force_exit = self.should_exit
         self.should_exit = True
         if self._loop is not None:
@@ -78,14 +78,14 @@ class Server(uvicorn.Server):
 
 
 SWITCH_S = 0.0005
-"""Python's thread switch interval, instead of 5 ms. For the promise of 10 ms (p99) per push: a push changes threads
-twice and would wait 5 ms each time while a batch is assembled or a snapshot is listed."""
+"""Python's thread switch interval; the default is 5 ms. Needed for a push latency of 10 ms (p99): a push switches
+threads twice and would wait 5 ms each time while a batch is assembled or a snapshot is listed."""
 
 
 def main(flags: Flags) -> None:
     """Serve until SIGTERM.
 
-    Raises: ConfigError for a port in use or an unsuited Redis; UnavailableError when Redis does not come up.
+    Raises: ConfigError if the port is in use or Redis is unsuitable; UnavailableError if Redis does not start.
     """
     sys.setswitchinterval(SWITCH_S)
     config = flags.config
@@ -114,17 +114,17 @@ def main(flags: Flags) -> None:
     )
     server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
-    log.info("run=%s listens on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
+    log.info("run=%s listening on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
     server.run(sockets=[listener])
-    # What is left are threads that wait for Redis, for which Python would wait: half a minute when it is silent.
+    # Python would join the remaining threads, which wait up to 30 s for a Redis that does not respond.
     end_now(0)
 
 
 def redis_url(flags: Flags) -> tuple[str, Path | None]:
-    """Flag, environment, configuration; with the password of the environment, and its file. Raises: ConfigError."""
+    """Redis URL from the flag, the environment or the config, and the password file. Raises: ConfigError."""
     found = flags.extra.redis_url or os.environ.get(URL) or flags.config.buffer.redis_url
     if not found:
-        raise ConfigError("no Redis is named: write buffer.redis_url in the configuration, or pass --redis-url URL")
+        raise ConfigError("no Redis URL: set buffer.redis_url in the config, or pass --redis-url URL")
     if problem := problem_of_url(found):
         raise ConfigError(f"buffer.redis_url {address(found)} {problem}")
     url = with_password(found)
@@ -133,7 +133,7 @@ def redis_url(flags: Flags) -> tuple[str, Path | None]:
 
 
 def uvicorn_config(app: object) -> uvicorn.Config:
-    """How the API is served: our own log lines, connections kept, a bounded end."""
+    """Server settings: own log format, keep-alive connections, bounded shutdown."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -144,10 +144,10 @@ def uvicorn_config(app: object) -> uvicorn.Config:
 
 
 def prepare(store: RedisStore, link: RedisLink, keys: Keys, config: Config) -> Health:
-    """What must be done before the first request.
+    """Check Redis and load scripts before the first request.
 
-    Raises: UnavailableError; ConfigError for an unsuited Redis, a run of another format, or settings that are not
-    those of the run.
+    Raises: UnavailableError; ConfigError for an unsuitable Redis, a run stored in another format, or settings that
+    differ from those of the run.
     """
     refuse_unsuited(link)
     refuse_other_settings(link, config)
@@ -158,7 +158,7 @@ def prepare(store: RedisStore, link: RedisLink, keys: Keys, config: Config) -> H
 
 
 def wait_for(attempt: Callable[[], Health], timeout_s: float) -> None:
-    """Return when the whole attempt succeeds: Redis may go away again in the middle of it. Raises: UnavailableError."""
+    """Retry the whole attempt until it succeeds: Redis may fail in the middle of it. Raises: UnavailableError."""
     deadline, seldom = time.monotonic() + timeout_s, RateLimitedFilter(LOG_EVERY_S)
     while True:
         try:
@@ -167,7 +167,7 @@ def wait_for(attempt: Callable[[], Health], timeout_s: float) -> None:
             if (left := deadline - time.monotonic()) < 0:
                 raise
             if seldom.is_due("waits"):
-                log.warning("waits up to %.0f s more before it listens: %s", left, error)
+                log.warning("not listening yet, retrying for up to %.0f s: %s", left, error)
             time.sleep(PAUSE_S)
             continue
         if not health.persistent:
@@ -176,23 +176,23 @@ def wait_for(attempt: Callable[[], Health], timeout_s: float) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The service's own flags."""
-    parser.description = "The buffer service: turns groups into batches, on Redis."
+    """Add the flags of the buffer service."""
+    parser.description = "Run the buffer service, which assembles batches from groups stored in Redis."
     parser.epilog = (__doc__ or "").partition("Examples:")[2]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--redis-url",
-        help="Redis or Valkey, 6.2 or newer (instead of BAPO_REDIS_URL and buffer.redis_url); a password belongs into "
-        "BAPO_REDIS_PASSWORD_FILE, because everybody on a machine can list the arguments of its processes",
+        help="Redis or Valkey, 6.2 or newer (overrides BAPO_REDIS_URL and buffer.redis_url); put the password into "
+        "BAPO_REDIS_PASSWORD_FILE, because every user of a machine can list the arguments of its processes",
     )
-    parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and buffer.host)")
+    parser.add_argument("--host", help="address to listen on (overrides BAPO_HOST and buffer.host)")
     parser.add_argument(
         "--redis-timeout-s",
         type=float,
         default=REDIS_TIMEOUT_S,
-        help="how long Redis may take to come up, loading its file included (default: %(default)s)",
+        help="seconds to wait for Redis to start and load its data (default: %(default)s)",
     )
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of buffer.port)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (overrides buffer.port)")
 
 
 def run(argv: Sequence[str] | None = None) -> None:

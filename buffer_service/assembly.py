@@ -1,14 +1,14 @@
-"""Assemble the batch of a step: read a view, let the composer decide, apply the decision whole or not at all.
+"""Assemble the batch of a step: read a view, let the composer decide, apply the decision atomically.
 
     view (O(B)) --stale groups?--> replace_stale, read again
          |
          +--decide (pure)--> NeedMore --edit_tables (atomic, fenced)--> read again with another round
                          '-> Decision --tables_after, batch_of (pure)--> commit_assembly (atomic, fenced)
                                                                               |
-                                                                              +-- another was faster: read again
+                                                                              +-- lost the race: read again
 
-The fence is the only check for a lost race: of concurrent assemblies of one step one commits, and all instances hand
-out what it committed.
+The fence is the only check for a lost race: of concurrent assemblies of one step exactly one commits, and all
+instances serve the committed batch.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from buffer_service.store.redis.store import RedisStore
 log = logging.getLogger(__name__)
 
 ResultFields = dict[str, Any]
-"""A result as the header of a batch has it."""
+"""A GroupResult as stored in a batch header."""
 
 _REPEATED = re.compile(r"^(.*)~(\d+)$")
 
 
 class Wait:
-    """What is missing was requested: reading again at once does not help."""
+    """The missing groups were requested; there is no point in reading again immediately."""
 
 
 class Assembler:
-    """Turns groups into batches by the rule of one composer."""
+    """Assembles batches from groups with one composer."""
 
     def __init__(
         self, store: RedisStore, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
@@ -67,21 +67,22 @@ class Assembler:
         self._schedule = config.algorithm.fresh_schedule
 
     def wanted(self, step: int) -> int:
-        """Fresh groups that the step, if it is next, needs before its view is worth reading."""
+        """Number of fresh groups the step needs before its view is read, if it is the next step."""
         first = self._schedule.at(step)
         if self._composer.max_rounds == 1 or in_step_order(self._config):
-            return first  # in step order, the requests that are planned for the step say what is missing
+            return first  # in step order, the requests planned for the step determine what is missing
         return self._store.tables().needs(first)
 
     def read_step(self, step: int) -> StepReading:
-        """What the store holds for the step."""
+        """Read the step from the store."""
         return self._store.read_step(step, self._schedule.at(step) * self._composer.max_rounds)
 
     def assemble(self, reading: StepReading) -> Assembly | Wait | None:
-        """Assemble the step that was read; Wait when it needs another round of fresh groups; None when groups were
-        stale or another instance was faster: read again.
+        """Assemble a step from its reading.
 
-        Raises: ContractError when the composer breaks the invariants of a Decision.
+        Returns: Wait if it needs another round of fresh groups; None to read again, because groups were stale or
+            another instance committed first.
+        Raises: ContractError if the composer violates an invariant of Decision.
         """
         step = reading.step
         if reading.ready.assembled != step - 1:
@@ -106,7 +107,7 @@ class Assembler:
     def _replace(self, stale: Sequence[GroupRecord], step: int) -> None:
         requests = self._store.fresh_requests([record.group_id for record in stale])
         pairs = zip(stale, requests, strict=True)
-        # Without its request it was consumed, or replaced, by another instance.
+        # A group without a request was consumed or replaced by another instance.
         left = [self._replacement(record, request, step) for record, request in pairs if request is not None]
         log.info("step %d dropped=%d reason=%s: their prompts are re-sampled", step, len(left), Reason.STALE)
         while left:
@@ -124,7 +125,7 @@ class Assembler:
         )
 
     def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
-        """Remember that the step needs another round: fenced, so that two instances ask for one."""
+        """Record that the step needs another round; fenced, so that concurrent instances request only one."""
         size = self._schedule.at(step)
         demand = Demand(
             step=step,
@@ -147,10 +148,10 @@ class Assembler:
         return Wait()
 
     def _assembly(self, step: int, view: View, decision: Decision) -> Assembly:
-        """All that the decision changes.
+        """The assembly that applies the decision.
 
-        A record or request is missing only when another instance consumed its group meanwhile: it is left out here,
-        and the fence refuses the assembly.
+        A record or request is missing only if another instance consumed its group meanwhile: it is skipped here,
+        and the fence rejects the assembly.
         """
         entered = self._store.fresh_requests(entering_bad(view, decision))
         reused = [record for record in self._store.records(reused_ids(view, decision)) if record is not None]
@@ -172,20 +173,20 @@ class Assembler:
         )
 
     def _held_stale(self, view: View) -> list[GroupRecord]:
-        """Records of the stale groups that are still held for their texts."""
+        """Records of the stale groups that are still retained for their texts."""
         found = self._store.records([result.group_id for result in view.stale])
-        # Not a later group of the same id: after a restore the same prompt may have been sampled again under it.
+        # Skip a later group with the same id: after a restore the prompt may have been re-sampled under it.
         pairs = zip(found, view.stale, strict=True)
         return [record for record, result in pairs if record is not None and record.claimed_at == result.claimed_at]
 
 
 def _with_next_id(item: Replacement) -> Replacement:
-    """The same replacement under the next id: another request has taken this one."""
+    """The same replacement with the next id, because this id is in use."""
     return replace(item, request=replace(item.request, request_id=repeated_id(item.request.request_id)))
 
 
 def repeated_id(request_id: str) -> str:
-    """Id of the request that asks for the same prompt once more: `x`, `x~1`, `x~2`, ... It sorts behind `x`."""
+    """Id of the next request for the same prompt: `x`, `x~1`, `x~2`, ... Sorts after `x`."""
     found = _REPEATED.match(request_id)
     base, number = (found[1], int(found[2])) if found else (request_id, 0)
     return f"{base}~{number + 1}"
@@ -195,8 +196,8 @@ def fresh_of(step: int, view: View, config: Config) -> tuple[GroupRecord, ...] |
     """The fresh groups of the step's rounds; None while some are missing.
 
     In step order these are the groups planned for the step, so that a batch does not depend on how far workers have
-    sampled ahead; what failed for good is not waited for. Otherwise they are the first ones that arrived. When every
-    group of a further round failed for good, the groups requested in their place stand for it.
+    sampled ahead; permanently failed requests are skipped. Otherwise they are the first groups to arrive. If every
+    group of a further round failed permanently, their replacements count as that round.
     """
     demand, first = view.tables.demand, config.algorithm.fresh_schedule.at(step)
     if demand is None or not in_step_order(config):
@@ -209,7 +210,7 @@ def fresh_of(step: int, view: View, config: Config) -> tuple[GroupRecord, ...] |
 
 
 def in_order(view: View, fresh: Sequence[GroupRecord]) -> View:
-    """The view with these fresh groups only, independent of the order in which groups arrived."""
+    """The view restricted to these fresh groups, independent of arrival order."""
     return replace(
         view,
         fresh=tuple(sorted(fresh, key=lambda record: record.order)),
@@ -247,7 +248,7 @@ def check_decision(
     settings: AlgorithmConfig,
     view: View,
 ) -> None:
-    """Raises: ContractError for the first promise of a Decision that this one breaks."""
+    """Raises: ContractError for the first invariant of Decision that is violated."""
     name = settings.name
     known = {record.group_id: (record.prompt_id, len(record.rewards)) for record in _seen(view)}
     available = {**{stat.group_id: (stat.prompt_id, len(stat.rewards)) for stat in view.tables.high}, **known}
@@ -255,43 +256,43 @@ def check_decision(
     used = [group_id for item in decision.items for group_id in item.group_ids]
     for what, found in (("trains", used), ("keeps in B_high", [stat.group_id for stat in decision.high])):
         if unknown := sorted(set(found) - available.keys()):
-            raise ContractError(f"composer {name!r} {what} groups that the buffer does not hold: {unknown[:3]}")
+            raise ContractError(f"composer {name!r} {what} groups that are not in the buffer: {unknown[:3]}")
     if again := _twice(stat.group_id for stat in decision.high):
-        raise ContractError(f"composer {name!r} keeps groups in B_high twice: {again[:3]}")
+        raise ContractError(f"composer {name!r} keeps a group in B_high more than once: {again[:3]}")
     _check_parts(name, decision.items, available)
     if composer.prompts_once:
         prompts = [available[item.group_ids[0]][0] for item in decision.items if item.kind == "rl"]
         if again := _twice(prompts):
-            raise ContractError(f"composer {name!r} trains a prompt twice in one step: {again[:3]}")
+            raise ContractError(f"composer {name!r} trains a prompt more than once in one step: {again[:3]}")
     if silent := sorted(known.keys() - decision.reasons.keys()):
         raise ContractError(f"composer {name!r} gives no reason for {len(silent)} groups: {silent[:3]}")
 
 
 def _check_items(name: str, items: Sequence[Item], batch_size: int) -> None:
     if again := _twice(item.item_id for item in items):
-        raise ContractError(f"composer {name!r} trains items twice: {again[:3]}")
+        raise ContractError(f"composer {name!r} trains an item more than once: {again[:3]}")
     for kind in KINDS:
         if (number := sum(item.kind == kind for item in items)) > batch_size:
             raise ContractError(f"composer {name!r} trains {number} items of kind {kind}, more than B = {batch_size}")
 
 
 def _check_parts(name: str, items: Sequence[Item], available: Mapping[str, tuple[str, int]]) -> None:
-    """Check that an item names rows of groups of one prompt, each row once."""
+    """Check that an item references rows of groups of one prompt, each row once."""
     for item in items:
         if len(item.parts) == 1 and item.parts[0].rows is None:
-            continue  # most are whole groups, which have rows, of one prompt, and name each once
+            continue  # most items are whole groups, which are valid by construction
         rows = [(part.group_id, row) for part in item.parts for row in (part.rows or ())]
         is_empty = not item.parts or any(part.rows == () for part in item.parts)
         beyond = [group_id for group_id, row in rows if not 0 <= row < available[group_id][1]]
         if is_empty or beyond or _twice(rows) or _twice(item.group_ids):
-            raise ContractError(f"composer {name!r}: item {item.item_id!r:.200} does not name rows, each of them once")
+            raise ContractError(f"composer {name!r}: item {item.item_id!r:.200} has no rows, or repeats one")
         if len({available[group_id][0] for group_id in item.group_ids}) > 1:
-            raise ContractError(f"composer {name!r}: item {item.item_id!r:.200} joins groups of different prompts")
+            raise ContractError(f"composer {name!r}: item {item.item_id!r:.200} mixes groups of different prompts")
 
 
 def _twice(values: Iterable[Hashable]) -> list[Hashable]:
     listed = list(values)
-    if len(set(listed)) == len(listed):  # as good as always: counting takes five times longer
+    if len(set(listed)) == len(listed):  # almost always true; counting takes five times longer
         return []
     return [value for value, number in Counter(listed).items() if number > 1]
 
@@ -299,7 +300,7 @@ def _twice(values: Iterable[Hashable]) -> list[Hashable]:
 def tables_after(step: int, view: View, decision: Decision) -> Tables:
     """B_bad, B_high and the thresholds after the step."""
     consumed = [record.group_id for record in view.fresh]
-    # A round of which no group was consumed: the scheduler may not have requested it yet.
+    # No group of this round was consumed: the scheduler may not have requested it yet.
     outstanding = (
         extra for extra in view.tables.extra_rounds if not any(name.startswith(extra.prefix) for name in consumed)
     )
@@ -321,18 +322,18 @@ def entering_bad(view: View, decision: Decision) -> list[str]:
     entered = [entry.prompt_id for entry in decision.bad if entry.prompt_id not in had]
     groups = {record.prompt_id: record.group_id for record in view.fresh}
     if unknown := [prompt_id for prompt_id in entered if prompt_id not in groups]:
-        raise ContractError(f"the composer puts prompts into B_bad that were not fresh in this step: {unknown[:3]}")
+        raise ContractError(f"the composer adds prompts to B_bad that were not fresh in this step: {unknown[:3]}")
     return [groups[prompt_id] for prompt_id in entered]
 
 
 def reused_ids(view: View, decision: Decision) -> list[str]:
-    """Ids of the trained groups that an earlier step has seen, in the order of the frames."""
+    """Ids of the trained groups that an earlier step has already read, in frame order."""
     new = {record.group_id for record in _seen(view)}
     return [group_id for group_id in frame_order(decision.items) if group_id not in new]
 
 
 def results_of(step: int, view: View, decision: Decision, reused: Sequence[GroupRecord]) -> list[GroupResult]:
-    """One result for each group of the view and each reused group: one per item that rows of the group are part of."""
+    """Results of the groups of the view and of the reused groups: one per item that contains rows of the group."""
     births = {stat.group_id: stat.birth for stat in view.tables.high}
     uses: dict[str, list[tuple[Item, Part]]] = {}
     for item in decision.items:
@@ -360,7 +361,7 @@ def batch_of(
     held: Sequence[GroupRecord],
     config: Config,
 ) -> BatchRecord:
-    """The batch without its frames; `held`: stale groups that are still there."""
+    """The batch without its frames; `held`: stale groups that are still stored."""
     group_ids = frame_order(decision.items)
     sizes = {record.group_id: record.num_bytes for record in (*_seen(view), *reused)}
     trained = set(group_ids)
@@ -388,13 +389,13 @@ MB = 1_000_000
 
 
 def keeps_texts(config: Config, step: int) -> bool:
-    """Whether the texts of this step are kept."""
+    """Whether the texts of this step are recorded."""
     every = config.diagnostics.texts
     return every > 0 and step % every == 0
 
 
 def held_for_texts(step: int, untrained: Sequence[GroupRecord], config: Config) -> tuple[str, ...]:
-    """Ids of the groups to hold, in their order: all that fit into `diagnostics.texts_mb`, else a uniform sample."""
+    """Ids of the groups to retain, in order: all if they fit into `diagnostics.texts_mb`, else a uniform sample."""
     if not keeps_texts(config, step):
         return ()
     room = config.diagnostics.texts_mb * MB
@@ -412,7 +413,7 @@ def held_for_texts(step: int, untrained: Sequence[GroupRecord], config: Config) 
 def composition_of(
     step: int, view: View, decision: Decision, results: Sequence[ResultFields], config: Config
 ) -> dict[str, float | int | None]:
-    """One line of `GET /batches`, without the time."""
+    """One entry of `GET /batches`, without the time."""
     ages = [step - result["policy_version"] for result in results if result["origin"] is not None]
     origins = [item.origin for item in decision.items]
     reasons = [decision.reasons.get(record.group_id) for record in view.reevaluated]
@@ -436,7 +437,7 @@ def composition_of(
 
 
 def selector_success_counts(step: int, view: View, config: Config) -> bytes:
-    """Packed success counts of the fresh groups, when the prompt selector learns from them."""
+    """Packed success counts of the fresh groups if the prompt selector uses them, else empty."""
     if not learns(config.algorithm.selector):
         return b""
     return pack_success_counts(success_counts_of(step, (record.outcome for record in view.fresh)))
@@ -451,37 +452,37 @@ def origin_counts(assembly: Assembly) -> dict[Origin, int]:
     return {origin: int(assembly.composition[origin.value]) for origin in Origin}
 
 
-# Readiness: whether a batch can be assembled, and what it waits for in one line.
+# Readiness: whether a batch can be assembled, and what it is waiting for.
 
 SILENT_S = 10.0
-"""A worker that holds requests and was silent for this long is named."""
+"""A worker with leases that has sent nothing for this long is reported."""
 
 
 def must_wait_for_round(step: int, config: Config) -> bool:
-    """Whether step t needs the answers of its own re-evaluation round (the paper's order)."""
+    """Whether step t waits for the results of its own re-evaluation round (the paper's order)."""
     is_due = config.algorithm.use_x2 and step % config.cadence.reevaluation_interval == 0
     return config.cadence.wait_for_reevaluation and is_due
 
 
 def in_step_order(config: Config) -> bool:
-    """Whether each step consumes the groups that were planned for it: without sampling ahead."""
+    """Whether each step consumes the groups planned for it, i.e. without sampling ahead."""
     return config.cadence.max_steps_ahead == 0
 
 
 def has_its_fresh(ready: Readiness, config: Config, wanted: int) -> bool:
-    """Whether the `wanted` fresh groups of the next step are there."""
+    """Whether the `wanted` fresh groups of the next step have arrived."""
     return ready.num_fresh >= wanted and not (in_step_order(config) and ready.num_open)
 
 
 def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
-    """Whether step t, which is next and needs `wanted` fresh groups, can be assembled."""
+    """Whether step t, the next one, can be assembled with `wanted` fresh groups."""
     if not has_its_fresh(ready, config, wanted):
         return False
     return is_answered(ready) or not must_wait_for_round(step, config)
 
 
 def is_answered(ready: Readiness) -> bool:
-    """Whether the step's round is issued and has no open request."""
+    """Whether the step's re-evaluation round was issued and has no open request."""
     return ready.round_left == 0
 
 
@@ -497,27 +498,25 @@ def readiness_text(step: int, ready: Readiness, status: BufferStatus, config: Co
 
 
 def retained_text(status: BufferStatus, config: Config) -> str:
-    """The batches that only a checkpoint releases, and the setting, to end a sentence; '' without such batches."""
+    """Suffix for a message: batches that only a checkpoint releases, and the setting; '' if there are none."""
     first, last = status.checkpointed_step + 1, status.assembled_step
     if first > last:
         return ""
     every = config.checkpoint.every
-    return (
-        f", or write checkpoints more often: batches {first}-{last} are kept until the next (checkpoint.every={every})"
-    )
+    return f", or checkpoint more often: batches {first}-{last} wait for the next one (checkpoint.every={every})"
 
 
 def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
     leased, queued = status.leased["fresh"], status.queued["fresh"]
     if ready.num_fresh < wanted:
         found = f"{ready.num_fresh}/{wanted} fresh groups, {leased} leased, {queued} queued"
-        return found if leased or queued else f"{found}: nothing is asked for, does the scheduler run?"
+        return found if leased or queued else f"{found}: nothing is requested, is the scheduler running?"
     if in_step_order(config) and ready.num_open:
         return f"{ready.num_open} fresh groups of steps up to {step} are open, {leased} leased, {queued} queued"
     if in_step_order(config) and status.demand:
-        return "its groups are not asked for yet: does the scheduler run?"
+        return "its groups are not requested yet: is the scheduler running?"
     if ready.round_left is None:
-        return f"re-evaluation round {step} is not issued: does the scheduler run?"
+        return f"re-evaluation round {step} is not issued: is the scheduler running?"
     leased, queued = status.leased["reevaluate"], status.queued["reevaluate"]
     if not is_answered(ready):
         return f"{ready.round_left} requests of re-evaluation round {step} are open, {leased} leased, {queued} queued"

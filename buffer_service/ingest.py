@@ -1,8 +1,8 @@
-"""What is asked of pushed groups before the store sees them: their heads, plain names, versions that exist, one content
-per id of a push. And of those that claim: that what they would push can be taken.
+"""Validation of pushed groups before the store sees them: headers, valid names, published versions, one content per id
+of a push. Also checks that the groups of a claiming worker would be accepted.
 
-That a group answers its request, that its frame is there and that it is not another than the one which is held is
-judged by the store, atomically; what is in the frame by who reads it (`bapo.core.codec.frame_problem`).
+The store checks atomically that a group matches its request, that its frame exists and that it does not differ from a
+stored one; the reader of a frame checks its content (`bapo.core.codec.frame_problem`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from bapo.core.call_limits import MOST_GROUPS
+from bapo.core.call_limits import MAX_GROUPS
 from bapo.core.codec import PushedGroup, read_group_header
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.frames import declared_bytes, head_digest
@@ -22,61 +22,61 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers; the same as `schemas.Name` for JSON."""
 LABEL = re.compile(f"({NAME.pattern})?")
 KNOWN_S = 1.0
-"""How long a version counts as published without asking: another service may restore a state of lower ones."""
+"""How long a version is cached as published: another service may restore a state with lower versions."""
 PROMPT_ID = re.compile(r"[!-~]{1,128}")
-"""No blanks: an id is a word of the string by which a group is compared with its request."""
+"""No spaces: ids are part of the space-separated string that compares a group with its request."""
 FRAME_NAME = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{32}")
 
 
 def incoming(group: PushedGroup) -> Incoming:
-    """A pushed group, from its head alone. Raises: ContractError."""
+    """Convert a pushed group from its header. Raises: ContractError."""
     header = read_group_header(group.head)
     if not FRAME_NAME.fullmatch(group.name) or not DIGEST.fullmatch(group.digest):
-        raise ContractError(f"group {header.group_id}: its frame has no plain name, or no digest", Refusal.NAME)
+        raise ContractError(f"group {header.group_id}: invalid frame name or missing digest", Refusal.NAME)
     if group.digest[:16] != head_digest(group.head):
-        raise ContractError(f"group {header.group_id}: the digest of its frame is that of another", Refusal.FRAME)
+        raise ContractError(f"group {header.group_id}: the frame digest does not match the header", Refusal.FRAME)
     record = record_of(header, declared_bytes(group.head), group.digest)
     return Incoming(record=record, frame_name=group.name, newest_version=header.newest_version)
 
 
 class Ingest:
-    """The checks of one service. Raises, everywhere: ContractError."""
+    """The checks of one service instance. All methods raise ContractError."""
 
     def __init__(self, store: RedisStore, now: Callable[[], float] = time.monotonic) -> None:
         self._store, self._now = store, now
         self._newest = 0
-        """A version that the learner can have published; rises, so that it is rarely asked for."""
+        """Highest version known to be published; cached, so that the store is rarely read."""
         self._asked_at = -KNOWN_S
 
     def checked(self, pushed: Sequence[PushedGroup]) -> list[Incoming]:
-        """All groups of one push, before any is stored."""
-        if not 0 < len(pushed) <= MOST_GROUPS:
-            message = f"{len(pushed)} groups in one push, not 1 to {MOST_GROUPS}: send them in several"
+        """Validate all groups of one push before any is stored."""
+        if not 0 < len(pushed) <= MAX_GROUPS:
+            message = f"{len(pushed)} groups in one push, must be 1 to {MAX_GROUPS}: split them into several pushes"
             raise ContractError(message, Refusal.TOO_MANY)
         groups = [incoming(group) for group in pushed]
         if len({group.frame_name for group in groups}) < len(groups):
-            raise ContractError("two groups of this push name one frame", Refusal.FRAME)
+            raise ContractError("two groups of this push reference the same frame", Refusal.FRAME)
         digests: dict[str, str] = {}
         for group in groups:
             _check_names(group)
             if digests.setdefault(group.record.group_id, group.record.digest) != group.record.digest:
-                message = f"group {group.record.group_id} is there twice in this push, with two contents"
+                message = f"group {group.record.group_id} occurs twice in this push with different content"
                 raise ContractError(message, Refusal.OTHER_CONTENT)
         newest = max(groups, key=lambda group: group.newest_version)
         if ahead := self.ahead(newest.newest_version):
             raise ContractError(
-                f"group {newest.record.group_id} was sampled with {ahead}: it reports its progress before workers "
-                "use a version",
+                f"group {newest.record.group_id} was sampled with {ahead}; the learner reports its progress before "
+                "workers use a version",
                 Refusal.FUTURE_VERSION,
             )
         return groups
 
     def ahead(self, version: int) -> str:
-        """Why the weights of a version are not of this run as it is now, in words; '' when they may be."""
+        """Why the learner cannot have published this version in the current state of the run; '' if it can."""
         if self._is_known(version):
             return ""
-        # The learner publishes theta_{t+1} before it says so, and at most one after the newest assembled batch.
+        # The learner publishes theta_{t+1} before it reports it, at most one after the newest assembled batch.
         published = max(self._store.readiness(1).assembled + 1, self._store.progress().policy_version)
         if version > published:
             return f"policy version {version}, but the learner has published {published} at most"
@@ -84,7 +84,7 @@ class Ingest:
         return ""
 
     def forget(self) -> None:
-        """The state was replaced: versions may be lower now."""
+        """Clear the cache after a restore: versions may be lower now."""
         self._newest = 0
 
     def _is_known(self, version: int) -> bool:

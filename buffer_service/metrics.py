@@ -1,4 +1,4 @@
-"""The buffer's metrics: counted when something happens, or read from the status when they are scraped."""
+"""Metrics of the buffer service: counted on events, or read from the status at a scrape."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NUMBERS_FROM_REDIS = (
     "bapo_buffer_redis_memory_bytes",
     "bapo_run_committed_steps",
 )
-"""The same, without labels."""
+"""Metrics read from Redis that have no labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scrape:
-    """What a scrape reads from the store."""
+    """The values a scrape reads from the store."""
 
     status: BufferStatus
     memory: Memory
     persistent: bool
-    """What was acknowledged survives the end of the store's process."""
+    """Acknowledged writes survive a crash of the store's process."""
 
 
 class BufferMetrics:
-    """Names of `bapo.runtime.metrics.buffer_service` and nothing else."""
+    """Updates the metrics declared in `bapo.runtime.metrics.buffer_service`."""
 
     def __init__(self, telemetry: Telemetry, config: Config) -> None:
         self._telemetry = telemetry
@@ -49,12 +49,12 @@ class BufferMetrics:
         self._seconds = telemetry.histogram("bapo_buffer_operation_seconds")
         ages = telemetry.histogram("bapo_buffer_age_steps")
         self._ages = {table: ages.labels(table=table) for table in ("bad", "high")}
-        # What every push counts is looked up once: finding a label takes longer than counting.
+        # Labels of the push path are resolved once: a lookup takes longer than an increment.
         self._ingested: dict[str, Any] = {}
         self._operations: dict[str, Any] = {}
 
     def groups_pushed(self, results: Sequence[str]) -> None:
-        """One word of `PushResult` each."""
+        """Count push results (values of `PushResult`)."""
         for result in set(results):
             if result not in self._ingested:
                 counter = self._telemetry.counter("bapo_buffer_ingested_groups_total")
@@ -62,25 +62,25 @@ class BufferMetrics:
             self._ingested[result].inc(results.count(result))
 
     def group_failed(self, reason: str) -> None:
-        """A worker reported a group without rewards, or its frame is bad."""
+        """Count a group that failed at a worker, or whose frame is corrupt."""
         self._telemetry.counter("bapo_buffer_failed_groups_total").labels(reason=reason).inc()
 
     def refused(self, reason: Refusal) -> None:
-        """A request was answered with 4xx: nothing of it was stored."""
+        """Count a request that was rejected with 4xx; nothing of it was stored."""
         self._telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
 
     def redis_failed(self) -> None:
-        """A call to Redis failed."""
+        """Count a failed call to Redis."""
         self._telemetry.counter("bapo_buffer_redis_errors_total").inc()
 
     def took(self, operation: str, seconds: float) -> None:
-        """Time of one API operation."""
+        """Record the latency of one API operation."""
         if operation not in self._operations:
             self._operations[operation] = self._seconds.labels(operation=operation)
         self._operations[operation].observe(seconds)
 
     def assembled(self, assembly: Assembly) -> None:
-        """A batch came into being in this process."""
+        """Count a batch that this process assembled."""
         for origin, number in origin_counts(assembly).items():
             self._count("bapo_batch_trained_groups_total", number, origin=origin.value)
         results = assembly.batch.header["results"]
@@ -101,10 +101,10 @@ class BufferMetrics:
             self._count("bapo_ledger_tokens_total", tokens, purpose=purpose, use=use)
 
     def exposition(self, scrape: Scrape | None) -> bytes:
-        """What `/metrics` answers. `scrape`: None when Redis does not."""
+        """The response of `/metrics`. `scrape`: None if Redis does not respond."""
         self._gauge("bapo_buffer_redis_up").set(scrape is not None)
         if scrape is None:
-            # What was true before Redis went is not known to be true now.
+            # Do not export stale values while Redis is unavailable.
             for name in READ_FROM_REDIS:
                 self._gauge(name).clear()
             for name in NUMBERS_FROM_REDIS:
@@ -114,7 +114,7 @@ class BufferMetrics:
         self._show_tables(scrape.status)
         if scrape.status.batches:
             self._show_batch(scrape.status.batches[-1])
-        else:  # perhaps none any more: a run can be dropped
+        else:  # there may be none any more: a run can be dropped
             self._gauge("bapo_batch_groups").clear()
             self._gauge("bapo_batch_fill_ratio").set(math.nan)
         return self._telemetry.exposition()
@@ -143,14 +143,14 @@ class BufferMetrics:
             self._gauge("bapo_threshold_ratio").labels(name=name).set(math.nan if value is None else value)
 
     def _show_batch(self, line: Mapping[str, Any]) -> None:
-        """The newest batch, whichever instance of the service assembled it."""
+        """Set the gauges of the newest batch, whichever instance assembled it."""
         for origin in Origin:
             self._gauge("bapo_batch_groups").labels(origin=origin.value).set(line[origin.value])
         filled = sum(line[origin.value] for origin in Origin)
         self._gauge("bapo_batch_fill_ratio").set(filled / line["batch_size"])
 
     def _show_run(self, config: Config) -> None:
-        """What does not change."""
+        """Set the gauges that are constant for the run."""
         self._gauge("bapo_run_info").labels(
             preset=config.preset or "",
             algorithm=config.algorithm.name,
@@ -178,16 +178,16 @@ class BufferMetrics:
         self._telemetry.counter(name).labels(**labels).inc(number)
 
 
-# What one assembly moved, in numbers: into and out of B_bad and B_high, and the outcome of the groups that it read.
+# Counts of one assembly: entries into and out of B_bad and B_high, and the outcome of the groups that it read.
 #
-# Pure: an Assembly says it all. Groups are counted at the first assembly that reads them, so X3 spends nothing.
+# Pure functions of an Assembly. Groups are counted at the first assembly that reads them, so X3 costs nothing.
 
 Spent = dict[tuple[str, str], tuple[int, int]]
 """(purpose, use) -> (responses, tokens)."""
 
 
 def inserted(assembly: Assembly) -> dict[str, int]:
-    """Table -> entries that this step has put there, also in the place of older ones of the same prompt."""
+    """Table -> entries added by this step, including those that replace an older entry of the same prompt."""
     before, after = assembly.before, assembly.after
     had_bad = {(entry.prompt_id, entry.birth) for entry in before.bad}
     had_high = {stat.group_id for stat in before.high}
@@ -198,8 +198,9 @@ def inserted(assembly: Assembly) -> dict[str, int]:
 
 
 def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]:
-    """(table, reason) -> entries that left it, also for newer ones of the same prompt: what `inserted` put there less
-    these is how much the table grew.
+    """(table, reason) -> entries that left the table, including those replaced by a newer entry of the same prompt.
+
+    `inserted` minus `evicted` is the growth of the table.
 
     Args:
         high_window: S, the steps that a group stays in B_high.
@@ -226,7 +227,7 @@ def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]
 
 
 def ages(assembly: Assembly) -> Iterator[tuple[str, int]]:
-    """(table, steps since birth) of every entry that was used: re-sampled, or trained as X3."""
+    """(table, steps since insertion) of every entry that was used: re-evaluated, or trained as X3."""
     births = {entry.prompt_id: entry.birth for entry in assembly.before.bad}
     high = {stat.group_id: stat.birth for stat in assembly.before.high}
     for result in assembly.batch.header["results"]:
@@ -237,7 +238,7 @@ def ages(assembly: Assembly) -> Iterator[tuple[str, int]]:
 
 
 def spent(assembly: Assembly) -> Spent:
-    """What the groups had cost that this assembly was the first to inspect."""
+    """Responses and tokens of the groups that this assembly was the first to read."""
     found: Spent = {}
     trained = {result["group_id"] for result in assembly.batch.header["results"] if result["origin"] is not None}
     for result in _inspected(assembly):
@@ -250,7 +251,7 @@ def spent(assembly: Assembly) -> Spent:
 
 
 def _inspected(assembly: Assembly) -> Iterator[Mapping[str, Any]]:
-    """The results of groups that no earlier step has read, each group once."""
+    """Results of groups that no earlier step has read, one per group."""
     new = {*assembly.fresh, *assembly.reevaluated}
     for result in assembly.batch.header["results"]:
         if result["group_id"] in new or result["reason"] == Reason.STALE:

@@ -1,8 +1,8 @@
-"""A snapshot: one binary with everything that a resumed run needs of the buffer.
+"""A snapshot: one binary with all buffer state that a resumed run needs.
 
     "BAPOSNAP" | version u32 | index length u64 | index (msgpack) | group frames | sha256 of all before
 
-The frames come in the order of the index's `frames`. The index is the image itself, so its types are its format.
+The frames are in the order of the index's `frames`. The index is the Image, so its types define the format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAGIC = b"BAPOSNAP"
 VERSION = 3
 START = struct.Struct("<8sIQ")
 PAUSE_S = 0.002
-"""After each chunk of a snapshot: hashing would keep a core busy, and pushes would wait for it on a small machine."""
+"""Pause after each chunk of a snapshot: on a small machine, hashing would otherwise delay pushes."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -45,7 +45,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def read_snapshot(store: RedisStore) -> Iterator[list[bytes]]:
-    """One consistent snapshot, in pieces. Raises, while it is read: UnavailableError when groups are consumed."""
+    """One consistent snapshot, in chunks. Raises, while it is read: UnavailableError if groups are consumed."""
     image = store.image()
     group_ids = sorted(image.references)
     index = msgspec.msgpack.encode(_Index(image, group_ids))
@@ -63,29 +63,29 @@ def read_snapshot(store: RedisStore) -> Iterator[list[bytes]]:
 
 
 def _whole(frame: bytes | None, record: GroupRecord | None) -> bytes:
-    """The frame, or as many zeros as its record announces when it is lost: its reader detects that and continues.
+    """The frame; if it is lost, zeros of the recorded length, which the reader detects and skips.
 
-    Raises: UnavailableError when the group was deleted.
+    Raises: UnavailableError if the group was deleted.
     """
     if record is None:
-        raise UnavailableError("the buffer changed while a snapshot was read: try again")
+        raise UnavailableError("the buffer changed while a snapshot was read: retry")
     return bytes(record.num_bytes) if frame is None or len(frame) != record.num_bytes else frame
 
 
 def unpack_snapshot(data: bytes | memoryview) -> tuple[Image, Iterator[tuple[str, memoryview]]]:
-    """The image, and (group id, frame) of every group that it refers to.
+    """The image, and (group id, frame) of every group it references.
 
-    Raises: ContractError when anything is missing, damaged or of another version.
+    Raises: ContractError if anything is missing, damaged or of another version.
     """
     view = memoryview(data)
     if len(view) < START.size + DIGEST_BYTES:
-        raise ContractError(f"snapshot is cut off: {len(view)} bytes")
+        raise ContractError(f"snapshot is truncated: {len(view)} bytes")
     magic, version, num_index = START.unpack_from(view)
     if magic != MAGIC or version != VERSION:
         raise ContractError(f"not a buffer snapshot of version {VERSION}: starts with {bytes(view[:12])!r}")
     content = view[:-DIGEST_BYTES]
     if hashlib.sha256(content).digest() != view[-DIGEST_BYTES:]:
-        raise ContractError("snapshot is damaged or cut off: its sha256 does not match")
+        raise ContractError("snapshot is damaged or truncated: its sha256 does not match")
     end = START.size + num_index
     try:
         index = msgspec.msgpack.decode(view[START.size : end], type=_Index)
@@ -99,29 +99,29 @@ def unpack_snapshot(data: bytes | memoryview) -> tuple[Image, Iterator[tuple[str
 
 
 def _frames(image: Image, group_ids: Sequence[str], content: memoryview) -> list[tuple[str, memoryview]]:
-    """(group id, frame), each as long as its record says: what is in one is checked when a learner reads it.
+    """(group id, frame), split by the recorded lengths; the learner checks the content of a frame when it reads it.
 
     Raises: ContractError.
     """
     records = image.all_records
     ends = list(accumulate(records[group_id].num_bytes for group_id in group_ids))
     if (ends[-1] if ends else 0) != len(content):
-        raise ContractError(f"the snapshot has {len(content)} bytes of frames, not those of its {len(ends)} groups")
+        raise ContractError(f"snapshot has {len(content)} bytes of frames, which does not match its {len(ends)} groups")
     starts = [0, *ends[:-1]]
     return [(name, content[start:end]) for name, start, end in zip(group_ids, starts, ends, strict=False)]
 
 
-# A snapshot's checksum finds damage, but does not authenticate who wrote it: it may come from another machine. So an
-# image is checked before anything of the run that it replaces is touched: by its types, and by what follows.
+# A snapshot's checksum detects damage but does not authenticate its author: it may come from another machine. So an
+# image is validated before the run that it replaces is touched: by its types, and by the following checks.
 
 STEPS = 1 << 21
-"""As `schemas.Version`: a queue's score has 21 bits for a step."""
+"""As `schemas.Version`: queue scores have 21 bits for a step."""
 COUNTS = 1 << 53
-"""Lua holds numbers as doubles."""
+"""Lua represents numbers as doubles."""
 
 
 class _Composition(msgspec.Struct):
-    """What the service itself reads of a batch's line; people read the rest."""
+    """The fields of a composition that the service itself reads."""
 
     x1: Count
     x2: Count
@@ -130,20 +130,20 @@ class _Composition(msgspec.Struct):
 
 
 def require_image(image: Image) -> None:
-    """Refuse an image that no run can have left. Raises: ContractError."""
+    """Reject an image that no run can have produced. Raises: ContractError."""
     try:
         for line in image.compositions:
             json.dumps(line, allow_nan=False)
             msgspec.convert(line, _Composition)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ContractError(f"the snapshot has a malformed composition: {error}"[:500]) from error
+        raise ContractError(f"snapshot has a malformed composition: {error}"[:500]) from error
     _require_numbers(image)
     _require_names(image)
     _require_records(image)
 
 
 def _require_numbers(image: Image) -> None:
-    """The bounds that the types of requests and of table entries do not have."""
+    """Check bounds that the types of requests and table entries do not express."""
     progress, tables, requests = image.progress, image.tables, image.requests
     steps = [
         *(progress.step, progress.policy_version),
@@ -163,7 +163,7 @@ def _require_numbers(image: Image) -> None:
     for what, numbers, end in (("step", steps, STEPS), ("count", counts, COUNTS), ("reward", rewards, math.inf)):
         for number in numbers:
             if not 0 <= number < end:  # also true for NaN
-                raise ContractError(f"the snapshot has the {what} {number}, not one from 0 to {end}")
+                raise ContractError(f"snapshot has {what} {number}, must be in [0, {end})")
 
 
 def _require_names(image: Image) -> None:
@@ -183,17 +183,17 @@ def _require_names(image: Image) -> None:
     for pattern, given in ((NAME, names), (PROMPT_ID, prompt_ids), (LABEL, labels)):
         wrong = next((name for name in given if not pattern.fullmatch(name)), None)
         if wrong is not None:
-            raise ContractError(f"the snapshot has the id {wrong!r:.200}, which is not a plain name")
+            raise ContractError(f"snapshot has an invalid id: {wrong!r:.200}")
 
 
 def _require_records(image: Image) -> None:
     records: Mapping[str, GroupRecord] = image.all_records
     missing = sorted(image.references.keys() - records.keys())
     if missing:
-        raise ContractError(f"the snapshot has no record of group {missing[0]}, which its tables or batches name")
+        raise ContractError(f"snapshot has no record of group {missing[0]}, which its tables or batches reference")
     without = sorted({entry.prompt_id for entry in image.tables.bad} - image.bad_prompts.keys())
     if without:
-        raise ContractError(f"the snapshot has no text of the hard prompt {without[0]}")
+        raise ContractError(f"snapshot has no text of hard prompt {without[0]}")
     for batch in image.batches:
         if sum(records[group_id].num_bytes for group_id in batch.group_ids) != batch.num_bytes:
-            raise ContractError(f"the snapshot's batch {batch.step} has not the {batch.num_bytes} bytes that it says")
+            raise ContractError(f"snapshot batch {batch.step}: its groups do not have {batch.num_bytes} bytes")

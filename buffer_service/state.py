@@ -1,4 +1,4 @@
-"""What the buffer keeps besides groups: the values that its use cases and its stores exchange."""
+"""Buffer state other than groups: the values that use cases and stores exchange."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Tables:
     bad: tuple[HardPrompt, ...] = ()
     """B_bad, oldest first."""
     high: tuple[GroupStat, ...] = ()
-    """B_high, oldest first: what the composer keeps to be used again."""
+    """B_high, oldest first: groups that the composer keeps for reuse."""
     edits: Count = 0
-    """How often they were changed since that assembly: by a person, or by a demand."""
+    """Number of changes since that assembly, by an operator or by a demand."""
     num_extra: Count = 0
-    """Fresh groups that all demands of the run have asked for."""
+    """Fresh groups requested by all demands of the run."""
     demand: Demand | None = None
-    """Of step + 1."""
+    """Demand of step + 1."""
     extra_rounds: tuple[ExtraRound, ...] = ()
-    """Rounds that were asked for, until a batch has consumed a group of them: then they are known to be on their way.
-    A step may be filled by groups that were sampled ahead, before the scheduler has seen its demand."""
+    """Requested rounds of which no batch has consumed a group yet. A step may be filled by groups that were sampled
+    ahead, before the scheduler has seen its demand."""
 
     def needs(self, num_fresh: int) -> int:
-        """Fresh groups that the next step needs. `num_fresh`: those of its first round."""
+        """Number of fresh groups the next step needs. `num_fresh`: those of its first round."""
         return num_fresh if self.demand is None else self.demand.num_fresh
 
 
@@ -73,42 +73,42 @@ def left_high(before: Tables, after: Tables) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """The few numbers that say whether a step can be assembled."""
+    """The counts that determine whether a step can be assembled."""
 
     assembled: int
     num_fresh: int
     round_left: int | None
-    """Requests of the step's re-evaluation round that are not settled; None: the round was not issued."""
+    """Open requests of the step's re-evaluation round; None: the round was not issued."""
     failures_in_a_row: int
     last_failure: str
     num_open: int
-    """Fresh requests planned for this step or before that are neither done nor dropped."""
+    """Open fresh requests planned for this step or earlier."""
     fresh_bytes: int
-    """Of the frames of the fresh groups."""
+    """Bytes of the frames of the fresh groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the assembly of a step reads: O(B), however much the buffer holds."""
+    """The input of an assembly: O(B), independent of the size of the buffer."""
 
     tables: Tables
     fresh: tuple[GroupRecord, ...]
-    """At most B: in the order of arrival, or of their steps when the store keeps that order."""
+    """At most B, in the order of arrival, or of their steps if the store keeps step order."""
     reevaluated: tuple[GroupRecord, ...]
-    """All that arrived since the last assembly."""
+    """All that arrived since the previous assembly."""
     stale: tuple[GroupResult, ...]
-    """Groups that were too old, dropped since the last assembly."""
+    """Groups dropped as stale since the previous assembly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReading:
-    """What one moment of the store says of a step."""
+    """One consistent reading of a step."""
 
     step: int
     ready: Readiness
     view: Callable[[], View]
-    """What its assembly reads, of that moment except groups that were consumed since. May block, so it is called only
-    when nothing is missing."""
+    """The input of the assembly, without groups consumed since the reading. May block; call it only if nothing is
+    missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,56 +118,56 @@ class BatchRecord:
     step: Version
     group_ids: tuple[str, ...]
     header: Mapping[str, Any]
-    """Of the batch's frame on the wire."""
+    """Bytes of the batch on the wire."""
     num_bytes: Count
-    """Of its groups' frames together."""
+    """Total bytes of its groups' frames."""
     untrained: tuple[str, ...] = ()
-    """Groups that its assembly saw and did not train, held as long as the batch, so that their texts can be read."""
+    """Groups that its assembly read but did not train, retained with the batch so that their texts can be read."""
 
     @property
     def held(self) -> tuple[str, ...]:
-        """All groups that the batch refers to; one may be there twice."""
+        """All groups the batch references; may contain duplicates."""
         return self.group_ids + self.untrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorState:
-    """What a prompt selector has learned, opaque to a store: it stands for the success counts that it was made of."""
+    """State of a prompt selector, opaque to the store; it replaces the success counts it was computed from."""
 
     round: Version = 0
-    """Newest step that prompts were proposed for from it; 0: nothing was kept yet."""
+    """Newest step that prompts were proposed for from it; 0: no state was stored yet."""
     through: Version = 0
-    """Step up to which success counts are in it."""
+    """Newest step whose success counts are included."""
     data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """Everything that assembling a step changes; a store applies all of it or nothing.
+    """All changes of assembling a step; a store applies them atomically.
 
-    Fence: the newest tables are `before`, of step `step - 1`, and every id of `fresh` and `reevaluated` is still there.
+    Fence: the current tables are `before`, of step `step - 1`, and every id of `fresh` and `reevaluated` still exists.
     """
 
     step: int
     fresh: tuple[str, ...]
     """X_on(t): consumed."""
     reevaluated: tuple[str, ...]
-    """Looked at, and gone from the table `reevaluated`."""
+    """Consumed from the table `reevaluated`."""
     before: Tables
     after: Tables
     new_prompts: tuple[Prompt, ...]
-    """Of the entries of B_bad that were not in it before."""
+    """Prompts of the entries of B_bad that are new."""
     batch: BatchRecord
     composition: Mapping[str, Any]
-    """One line of `GET /batches`."""
+    """Entry of `GET /batches`."""
     num_stale: int
-    """How many of `View.stale` the batch reports."""
+    """Number of entries of `View.stale` that the batch reports."""
     fresh_bytes: int
-    """Of the frames of `fresh` together."""
+    """Total bytes of the frames of `fresh`."""
     stale: tuple[str, ...] = ()
-    """Those of `View.stale` whose groups were held until now."""
+    """Entries of `View.stale` whose groups were retained until now."""
     success_counts: bytes = b""
-    """Of `fresh`, for a prompt selector that learns (`bapo.core.success_counts`); empty: none does."""
+    """Success counts of `fresh` for an adaptive prompt selector (`bapo.core.success_counts`); else empty."""
 
     @property
     def left_bad(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class Assembly:
 
     @property
     def reference_changes(self) -> dict[str, int]:
-        """Group id -> change of its reference count, where there is one; what nothing refers to is deleted."""
+        """Group id -> nonzero change of its reference count; groups without references are deleted."""
         changes: Counter[str] = Counter(self.batch.held)
         changes.update(left_high(self.after, self.before))  # those that are new
         changes.subtract((*left_high(self.before, self.after), *self.fresh, *self.reevaluated, *self.stale))
@@ -185,33 +185,32 @@ class Assembly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a store occupies, in bytes."""
+    """Memory use of a store, in bytes."""
 
     used: int
     limit: int
-    """0: none."""
+    """0: unlimited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What `/readyz` says of a store."""
+    """Health of a store, as returned by `/readyz`."""
 
     where: str
     """Address, without a password."""
     persistent: bool
-    """An acknowledged group survives the end of the store's process."""
+    """Acknowledged groups survive a crash of the store's process."""
     detail: str
     """How it persists."""
 
 
-# A store holds a group twice: its frame, opaque and untouched, and its `GroupRecord`, the few numbers that rules, run
-# records and delivery need. No rule opens a frame. What a group and its request have in common, its `terms`, is one
-# string, so that a script can compare them.
+# A store keeps two values per group: its frame, which is opaque, and its `GroupRecord`, the numbers that composers, run
+# records and delivery need. Composers never open a frame. The `terms`, which a group and its request have in common,
+# are one string, so that a script can compare them.
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What the index knows of one stored group. The order of the fields is that of the row that stores keep, of which
-    push.lua reads three."""
+    """Index entry of a stored group. The field order is that of the stored row, of which push.lua reads three."""
 
     group_id: str
     prompt_id: str
@@ -226,14 +225,14 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """[G]"""
     num_tokens: Count
     num_bytes: Count
-    """Size of the frame."""
+    """Bytes of the frame."""
     claimed_at: Seconds
     sample_s: Seconds
     grade_s: Seconds
     outcome_chars: str = ""
-    """`outcomes`, one character each: Redis' msgpack knows no bytes."""
+    """`outcomes`, one character each: msgpack in Redis has no bytes type."""
     digest: str = ""
-    """`bapo.core.frames.frame_digest` of the frame: of its head as it was pushed, of its body as its worker says."""
+    """`bapo.core.frames.frame_digest` of the frame: header as pushed, body as declared by its worker."""
     prompt_digest: str = ""
     """`prompt_digest` of its prompt."""
 
@@ -244,21 +243,21 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def order(self) -> tuple[int, str]:
-        """Key of the order in which a composer sees groups: free of when they happened to arrive."""
+        """Sort key of groups for composers, independent of arrival order."""
         return self.step, self.group_id
 
     @property
     def terms(self) -> str:
-        """What the group answers to, to be compared with `request_terms`."""
+        """The terms of the group, to compare with `request_terms`."""
         return _terms(self.purpose, self.step, len(self.rewards), self.prompt_id, self.prompt_digest, self.label)
 
     @property
     def outcome(self) -> tuple[str, float, int]:
-        """(prompt id, k, G): what a prompt selector learns from."""
+        """(prompt id, k, G), the input of prompt selectors."""
         return self.prompt_id, float(sum(self.rewards)), len(self.rewards)
 
     def stat(self, birth: int = 0) -> GroupStat:
-        """What the composer sees."""
+        """The group as composers see it."""
         return stat_of(
             group_id=self.group_id,
             prompt_id=self.prompt_id,
@@ -278,7 +277,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         rows: tuple[int, ...] | None = None,
         kind: Kind = "rl",
     ) -> GroupResult:
-        """One line of the run's group records."""
+        """The group as a line of the run's group records."""
         return GroupResult(
             group_id=self.group_id,
             prompt_id=self.prompt_id,
@@ -323,7 +322,7 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
 
 
 def prompt_digest(prompt: Prompt) -> str:
-    """What of a prompt must be the same in a request and in the group that answers it: text, task and answer.
+    """Digest of a prompt's text, task and answer, which must match between a request and its group.
 
     Raises: ContractError for an answer that is not JSON.
     """
@@ -335,7 +334,7 @@ def prompt_digest(prompt: Prompt) -> str:
 
 
 def request_terms(request: RolloutRequest) -> str:
-    """What a group must be to answer the request: purpose, step, G, prompt and label in one comparable string."""
+    """Purpose, step, G, prompt and label of a request as one string, which the group must match."""
     prompt = request.prompt
     return _terms(
         request.purpose, request.step, request.group_size, prompt.prompt_id, prompt_digest(prompt), request.label
@@ -350,54 +349,54 @@ def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, digest: str, 
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """A group on its way into the store, which has its frame already."""
+    """A group to store, whose frame is already in the store."""
 
     record: GroupRecord
     frame_name: str
-    """Under which the frame was written."""
+    """Name the frame was written under."""
     newest_version: int = 0
     """Newest version that sampled any token."""
 
 
 MISMATCH, OTHER_CONTENT = CONTRADICTIONS = ("mismatch", "other_content")
-"""As push.lua says it."""
+"""Results of push.lua."""
 
 
 def contradiction(word: str, group_id: str, detail: str, answered: str = "") -> ContractError:
-    """What is raised for a group that contradicts its request, whose terms are `detail` and those of the group
-    `answered`, or what is held of its lease, whose worker is `detail`."""
+    """The error for a group that does not match its request (terms `detail`; terms of the group `answered`), or that
+    differs from the stored group of its lease (worker `detail`)."""
     if word == MISMATCH:
         pairs = zip(TERMS, detail.split(" "), answered.split(" "), strict=True)
         others = [_difference(name, asked, mine) for name, asked, mine in pairs if asked != mine]
-        message = f"group {group_id} does not answer its request: {', '.join(others)}"
+        message = f"group {group_id} does not match its request: {', '.join(others)}"
         return ContractError(message, Refusal.NOT_ITS_REQUEST)
-    message = f"group {group_id} was stored with another content, from the same lease of {detail}: "
-    return ContractError(message + "the first one stays, and nothing of this push is stored", Refusal.OTHER_CONTENT)
+    message = f"group {group_id} is already stored with different content, from the same lease of {detail}: "
+    return ContractError(message + "it is kept, and nothing of this push is stored", Refusal.OTHER_CONTENT)
 
 
 def _difference(name: str, asked: str, mine: str) -> str:
     if name == "prompt":
         asked, mine = asked.rpartition("/")[0], mine.rpartition("/")[0]
         if asked == mine:
-            return f"prompt {asked} was asked for with another text, task or answer"
-    return f"{name} {asked or 'none'} was asked for, not {mine or 'none'}"
+            return f"prompt {asked} was requested with a different text, task or answer"
+    return f"expected {name} {asked or 'none'}, got {mine or 'none'}"
 
 
 class PushResult:
-    """What became of a pushed group."""
+    """Outcome of a pushed group."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
-    """Its request was answered, or dropped, before."""
+    """Its request was already answered or dropped."""
     STALE = "stale"
-    """Sampled by weights older than the request admits; the request is queued again."""
+    """Sampled by weights older than the request allows; the request is queued again."""
     UNKNOWN = "unknown"
-    """Never asked for, or forgotten."""
+    """Never requested, or forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshGroup:
-    """A fresh group that no batch has consumed, and the request that it answers."""
+    """A fresh group that no batch has consumed, and its request."""
 
     record: GroupRecord
     request: RolloutRequest
@@ -405,35 +404,35 @@ class FreshGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """A fresh group that is too old for its step, and the request that asks for its prompt once more."""
+    """A fresh group that is stale for its step, and the request that re-samples its prompt."""
 
     result: GroupResult
     request: RolloutRequest
 
     @property
     def event(self) -> str:
-        """What is counted: the reason and the difficulty, as right responses of G."""
+        """The counted event: reason and pass rate k/G."""
         rewards = self.result.rewards
         return f"dropped_groups:{self.result.reason}:{round(sum(rewards))}/{len(rewards)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Further generation rounds that the next step has asked for: its batch has too few groups that train."""
+    """Further generation rounds requested by the next step, whose batch has too few groups that train."""
 
     step: int
     rounds: int
-    """Rounds of B fresh groups that it needs now, from 2."""
+    """Rounds of B fresh groups it needs now, at least 2."""
     most: int
-    """Rounds after which it takes what there is."""
+    """Maximum number of rounds, after which it trains what it has."""
     found: int
-    """Groups that train, among those of the rounds before."""
+    """Groups that train from the rounds so far."""
     wanted: int
-    """Groups that train, when the batch is full."""
+    """Groups that train in a full batch."""
     num_fresh: int
-    """Fresh groups that the step needs: those of all its rounds."""
+    """Fresh groups the step needs in all its rounds."""
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Human-readable form."""
         return f"round {self.rounds} of {self.most}: {self.found}/{self.wanted} informative groups"

@@ -15,20 +15,20 @@ All ranks:   python -m learner --config RUN/config.toml --run-dir RUN
 Resume:      python -m learner --config RUN/config.toml --run-dir RUN --resume
 One of two:  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ... &
              RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ...
-With learner.num_ranks > 1 and no WORLD_SIZE it starts its ranks on this machine; they end together.
-Exit codes:  0 done, or asked to end (143 with --restart: the run is not over), 2 configuration, 3 storage or peer away,
-             or out of memory, 4 divergence, 5 deadline, 6 another rank is gone, whose own end says why
+With learner.num_ranks > 1 and no WORLD_SIZE it starts all ranks on this machine; they exit together.
+Exit codes:  0 finished or stopped (143 with --restart: stopped before the end of the run), 2 configuration, 3 storage
+             or service unavailable, or out of memory, 4 divergence, 5 deadline, 6 lost another rank (see its log)
 """
 
 
 def main(flags: Flags) -> None:
-    """Run this rank, or all of them where RANK and WORLD_SIZE are not set."""
+    """Run this rank, or all ranks if RANK and WORLD_SIZE are not set."""
     settings = flags.config.learner
     if settings.num_ranks > 1 and not {RANK, WORLD_SIZE} & os.environ.keys():
         command = [sys.executable, "-m", "learner", *sys.argv[1:]]
         with meeting_place() as meeting:
             sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads, meeting)))
-    # Only here: torch takes seconds and a quarter of a gigabyte, for which the parent of ranks has no use.
+    # Imported late: torch takes seconds and 250 MB, which the parent of the ranks does not need.
     from learner.startup import train
 
     train(flags)
@@ -37,11 +37,11 @@ def main(flags: Flags) -> None:
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--rollout-url", help="the rollout server; default: from the configuration and RUN/ports")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run")
+    parser.add_argument("--buffer-url", help="URL of the buffer service (default: from the config and RUN/ports)")
+    parser.add_argument("--rollout-url", help="URL of the rollout server (default: from the config and RUN/ports)")
+    parser.add_argument("--resume", action="store_true", help="resume from the latest checkpoint of the run")
     parser.add_argument(
-        "--restart", action="store_true", help="as --resume, while the other processes of the run keep running"
+        "--restart", action="store_true", help="like --resume, but the other processes of the run are still running"
     )
 
 

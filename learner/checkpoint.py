@@ -1,15 +1,15 @@
-"""A checkpoint: all that a run needs to resume, `RUN/checkpoints/step-000010`.
+"""A checkpoint: everything a run needs to resume, `RUN/checkpoints/step-000010`.
 
-    hf/                     the model in Hugging Face format with its tokenizer, float32: also the learner's own weights
+    hf/                     the model in Hugging Face format with its tokenizer, float32; also the learner's weights
     optimizer.safetensors   Adam's moments, by parameter name
-    critic, reference, supervised .safetensors    of PPO, of a replaced pi_ref, of the optimizer for cross-entropy
+    critic, reference, supervised .safetensors    PPO critic, replaced pi_ref, optimizer of the cross-entropy
     anchors.safetensors     log pi_gen of groups that may be reused (ratio mode `official`)
-    alpha.safetensors       the weights that the workers sample with (a hard link to the published file)
+    alpha.safetensors       the weights of the workers (a hard link to the published file)
     buffer.bin              the buffer service's snapshot: data position, B_bad, B_high, queues
     state.json              step, counters, canary; written last: a folder without it is not a checkpoint
 
-A checkpoint is written to `step-000010.partial` and renamed when it is whole, so a crash or a full disk in between
-leaves the older ones untouched. Random state needs no file: every draw is keyed by (seed, step, purpose).
+A checkpoint is written to `step-000010.partial` and renamed when complete, so a crash or a full disk leaves the older
+ones intact. There is no RNG state: every draw is keyed by (seed, step, purpose).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 TENSOR_FILES = ("hf/model.safetensors", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors")
-"""Of every checkpoint; the parts that have state of their own come on top."""
+"""Files of every checkpoint; parts with their own state add more."""
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -65,17 +65,17 @@ class CheckpointState:
 
     format: int
     step: int
-    """Newest step whose update is in the weights."""
+    """Last step whose update is included in the weights."""
     alpha_version: int
-    """Version that the workers sampled with."""
+    """Policy version of the workers."""
     num_updates: int
     """Optimizer steps so far: Adam's bias correction."""
     canary: Canary
-    """Of the alpha weights."""
+    """Canary of the alpha weights."""
     anchor_steps: Mapping[str, int]
     """Group id -> step of its first use."""
     parts: Sequence[str]
-    """Names of the parts that had state of their own."""
+    """Names of the parts with their own state."""
 
 
 class CheckpointWriter:
@@ -91,7 +91,7 @@ class CheckpointWriter:
 
     @property
     def oldest_kept(self) -> int:
-        """Step after which everything can be repeated; 0, the beginning, before there are `keep_last` checkpoints."""
+        """Oldest step to replay from; 0 (the beginning) until there are `keep_last` checkpoints."""
         steps = complete_steps(self._folder)
         return steps[0] if len(steps) >= self._config.checkpoint.keep_last else 0
 
@@ -110,7 +110,7 @@ class CheckpointWriter:
         publisher: WeightPublisher,
         buffer_snapshot: bytes,
     ) -> None:
-        """Write the checkpoint of `step`. Raises: StorageError; the older checkpoints stay."""
+        """Write the checkpoint of `step`. Raises: StorageError; older checkpoints are kept."""
         saved = ((name, part.tensors()) for name, part in parts.items())
         of_parts = {name: tensors for name, tensors in saved if tensors}
         files = {
@@ -154,17 +154,17 @@ class CheckpointWriter:
                 raise
 
     def _write_model_files(self, policy: Policy, folder: Path) -> None:
-        """Everything of the Hugging Face format but the weights."""
+        """Write all files of the Hugging Face format except the weights."""
         policy.model.config.save_pretrained(folder)
         if policy.model.can_generate():
             policy.model.generation_config.save_pretrained(folder)
         source = Path(self._config.model.path)
         if not source.is_dir():
-            from transformers import AutoTokenizer  # a hub id: rare, and slow to import
+            from transformers import AutoTokenizer  # only for a hub id; slow to import
 
             AutoTokenizer.from_pretrained(self._config.model.path).save_pretrained(folder)
             return
-        # Copied, not loaded and saved: a tokenizer class that transformers guesses wrong would change the files.
+        # Copied, not loaded and saved: a wrongly inferred tokenizer class would change the files.
         for pattern in TOKENIZER_FILES:
             for file in source.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
@@ -177,7 +177,7 @@ class CheckpointWriter:
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """A safetensors file as a mapping, name -> tensor on the CPU, read on access: no rank holds a whole checkpoint."""
+    """A safetensors file as a lazy mapping, name -> CPU tensor, so that no rank loads a whole checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self._file = safe_open(path, framework="pt")
@@ -201,19 +201,19 @@ class StoredTensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One checkpoint on disk, as a resumed learner reads it."""
+    """A checkpoint on disk, read by a resumed learner."""
 
     folder: Path
     state: CheckpointState
 
     @property
     def model_path(self) -> Path:
-        """What `load_policy` reads."""
+        """Model folder for `load_policy`."""
         return self.folder / "hf"
 
     @property
     def alpha_path(self) -> Path:
-        """Weights that the workers sampled with."""
+        """Weights of the workers."""
         return self.folder / "alpha.safetensors"
 
     def read_buffer(self) -> bytes:
@@ -221,30 +221,30 @@ class Checkpoint:
         return (self.folder / "buffer.bin").read_bytes()
 
     def load_optimizer(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Adam's moments and step count, spread like the parameters. Raises: ConfigError for another model's."""
+        """Adam's moments and step count, sharded like the parameters. Raises: ConfigError if the model differs."""
         stored = StoredTensors(self.folder / "optimizer.safetensors")
         unknown = {key.split("/", 1)[1] for key in stored} - dict(policy.model.named_parameters()).keys()
         if unknown:
-            raise ConfigError(f"{self.folder} holds moments of {sorted(unknown)}, which the model does not have")
+            raise ConfigError(f"{self.folder} contains moments of {sorted(unknown)}, which the model does not have")
         load_moments(policy.model, optimizer, stored, self.state.num_updates)
 
     def load_parts(self, parts: Mapping[str, Saved]) -> None:
-        """State of what has state of its own; a part that had none yet stays as it is."""
+        """Load the state of the parts; a part without stored state is left unchanged."""
         for name, part in parts.items():
             path = self.folder / f"{name}.safetensors"
             if path.exists():
                 part.load(StoredTensors(path))
 
     def load_memory(self, memory: GenerationMemory) -> None:
-        """log pi_gen of groups that may be reused."""
+        """Load log pi_gen of groups that may be reused."""
         columns = load_arrays(self.folder / "anchors.safetensors")
         memory.load(columns, self.state.anchor_steps)
 
 
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of one step. Raises: StorageError when it is not whole, ConfigError when it is of another format.
+    """Open the checkpoint of a step. Raises: StorageError if incomplete, ConfigError if it has another format.
 
-    Does not detect bits that a disk has changed: that needs reading all of it.
+    Does not detect bit rot, which would require reading all of it.
     """
     path = folder / f"step-{step:06d}"
     try:
@@ -254,15 +254,15 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
         _refuse_damage(path, fields["parts"])
         state = msgspec.convert(fields, CheckpointState)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise StorageError(f"{path} is not a whole checkpoint: {error!r}; {_instead(folder, step)}") from error
+        raise StorageError(f"checkpoint {path} is incomplete: {error!r}; {_instead(folder, step)}") from error
     return Checkpoint(folder=path, state=state)
 
 
 def _refuse_damage(path: Path, parts: Sequence[str]) -> None:
-    """Raises: OSError, ValueError, SafetensorError when a file is missing or shorter than it says."""
+    """Raises: OSError, ValueError, SafetensorError if a file is missing or truncated."""
     json.loads((path / "hf" / "config.json").read_text())
     if not (path / "buffer.bin").is_file():
-        raise FileNotFoundError("there is no buffer.bin")
+        raise FileNotFoundError("buffer.bin is missing")
     named = (*TENSOR_FILES, *(f"{name}.safetensors" for name in parts))
     for file in map(path.joinpath, named):
         try:
@@ -275,18 +275,18 @@ def _refuse_damage(path: Path, parts: Sequence[str]) -> None:
 def _instead(folder: Path, step: int) -> str:
     older = [found for found in complete_steps(folder) if found < step]
     if not older:
-        return "there is no older one, so start a new run"
+        return "there is no older checkpoint, start a new run"
     return f"move it away, then `bapo train --resume` resumes after step {older[-1]}"
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps with a whole checkpoint, in order."""
+    """Steps with a complete checkpoint, in order."""
     found = folder.glob("step-[0-9]*/state.json")
     return sorted(int(path.parent.name.removeprefix("step-")) for path in found if path.parent.suffix != ".partial")
 
 
 def _remove(folder: Path) -> None:
-    """A kill in between leaves no half that looks whole: what it leaves, `RunDirectory.truncate_after` removes."""
+    """Remove a checkpoint such that a kill leaves nothing that looks complete (see `RunDirectory.truncate_after`)."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     with suppress(OSError):
@@ -295,7 +295,7 @@ def _remove(folder: Path) -> None:
 
 
 def _finish(partial: Path) -> None:
-    """Make it durable, then give it its name; a checkpoint of the same step from before a resume is replaced."""
+    """Make it durable, then rename it; replaces a checkpoint of the same step from before a resume."""
     started = time.perf_counter()
     for path in (*partial.rglob("*"), partial):
         to_disk(path)
@@ -303,6 +303,6 @@ def _finish(partial: Path) -> None:
     if final.exists():
         shutil.rmtree(final)
     os.replace(partial, final)
-    # The checkpoint that this one replaces is removed next, and the buffer deletes its batches.
+    # Older checkpoints are removed next, and the buffer deletes their batches.
     to_disk(final.parent)
     log.info("checkpoint %s sync_s=%.3f", final, time.perf_counter() - started)

@@ -1,15 +1,15 @@
-"""Read me first: the learner is Algorithm 1 (docs/paper.md) with the sampling taken out.
+"""Start reading here: the learner is Algorithm 1 (docs/paper.md) without the sampling.
 
     for t = 1 .. T:
         if t = 1 or v divides t:  alpha <- pi_theta_t             lines 3-5    publish_weights.py
         report progress: step t                                                (the scheduler re-evaluates B_bad)
         D_t = X1 + X2 + X3        from the buffer service         lines 6-17   distributed/shared_buffer.py
         theta_t -> theta_{t+1}    advantages, loss, AdamW         line 18      update/update.py
-        checkpoint, if due or if the buffer runs full                          checkpoint.py
-        commit t: the buffer may delete what the newest checkpoint has         line 19
+        checkpoint, if due or if the buffer is filling up                      checkpoint.py
+        commit t: the buffer may delete batches up to the latest checkpoint    line 19
     alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
 
-The loop knows no algorithm: the buffer service decided which groups are in D_t.
+The loop is independent of the algorithm: the buffer service decides which groups are in D_t.
 Waits for: the acknowledgement of new weights by the workers, and the batch.
 Unblocked by: the rollout server, and the groups that workers push.
 """
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Learner:
-    """The parts of one run, put together in `startup.py`; every rank has one."""
+    """The components of one run, created in `startup.py`; every rank has one."""
 
     config: Config
     world: World
@@ -57,14 +57,14 @@ class Learner:
     alarms: AlarmLog
     prompts: PromptsSeen
     token_records: ResponseRecorder | None = None
-    """On rank 0."""
+    """Only on rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
-    """Seconds of the checkpoint since the last record; they go into the row of the next step."""
+    """Seconds of the checkpoint since the last record; reported in the row of the next step."""
 
     def run(self, first_step: int) -> None:
-        """Steps first_step .. T, then the final weights.
+        """Train steps first_step .. T, then publish the final weights.
 
-        Raises: Stopped when asked to end; any BapoError, after which the newest checkpoint is valid.
+        Raises: Stopped if asked to stop; any BapoError, after which the latest checkpoint is valid.
         """
         num_steps = self.config.run.num_steps
         for step in range(first_step, num_steps + 1):
@@ -73,7 +73,7 @@ class Learner:
         self.buffer.report_progress(Progress(step=num_steps + 1, policy_version=num_steps + 1))
 
     def run_step(self, step: int) -> None:
-        """One turn of the loop."""
+        """One iteration of the loop."""
         self.buffer.stop_together()
         watch = Stopwatch()
         with watch.phase("step"):
@@ -93,28 +93,28 @@ class Learner:
         if self.checkpoints.is_due(step):
             self.save_checkpoint(step)
         if self.buffer.commit(step, checkpointed=self.checkpoints.newest):
-            log.info("step %d is saved before its time: the batches since the last checkpoint fill the buffer", step)
+            log.info("step %d early checkpoint: the batches since the last checkpoint are filling the buffer", step)
             self.save_checkpoint(step)
             self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
     def next_frame(self, step: int) -> bytes | memoryview:
-        """D_t as bytes, once it can be assembled. Raises: DeadlineError that names what is missing; Stopped."""
+        """D_t as bytes, once it can be assembled. Raises: DeadlineError with the wait reason; Stopped."""
 
         def on_wait(reason: str) -> None:
-            log.info("step %d waits for its batch: %s", step, reason)
-            # Again: a Redis that came back without its last second may not know the step, and then the scheduler
-            # requests nothing.
+            log.info("step %d waiting for its batch: %s", step, reason)
+            # Report again: a Redis that restarted without its last second of writes may not know the step, and the
+            # scheduler would request nothing.
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
 
         return self.buffer.batch_frame(step, timeout_s=self.config.learner.batch_timeout_s, on_wait=on_wait)
 
     def write_batch(self, step: int, frame: bytes | memoryview) -> None:
-        """Write the batch down before the update: one that ends the run is the one to replay."""
+        """Write the batch before the update, so that a batch that crashes the run can be replayed."""
         if self.world.leads and self.config.checkpoint.keep_batches:
             self.records.write_batch(step, frame)
 
     def save_checkpoint(self, step: int) -> None:
-        """Everything that step + 1 needs."""
+        """Save everything that step + 1 needs."""
         watch = Stopwatch()
         with watch.phase("checkpoint"):
             if self.world.leads:
@@ -135,7 +135,7 @@ class Learner:
         self.telemetry.gauge("bapo_checkpoint_last_step").set(step)
 
     def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
-        """Write the records, the metrics and the log line of one step; on rank 0 alone."""
+        """Write the records, metrics and log line of one step; only on rank 0."""
         if not self.world.leads:
             return
         alarm = alarm_of(batch.step, report.diagnosis.cells, self.config.diagnostics)

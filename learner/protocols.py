@@ -1,4 +1,4 @@
-"""What the learner needs of the world outside: small enough for a fake in one process.
+"""Interfaces of the learner to other services, small enough to fake in tests.
 
 Implementations: `bapo.transport.buffer_client.BufferClient`, `bapo.transport.rollout_client.RolloutClient`,
 `bapo.runtime.run_directory.layout.RunDirectory`.
@@ -13,10 +13,10 @@ from bapo.core.types import Group, GroupResult, Progress, WeightUpdate
 
 
 class Buffer(Protocol):
-    """The buffer service, as far as the learner uses it."""
+    """The part of the buffer service that the learner uses."""
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when it answers. Raises: DeadlineError."""
+        """Wait until it responds. Raises: DeadlineError."""
         ...
 
     def batch_frame(
@@ -24,20 +24,20 @@ class Buffer(Protocol):
     ) -> bytes | memoryview:
         """D_t, for `bapo.core.codec.unpack_batch`; the same step always gives the same bytes.
 
-        Raises: DeadlineError with the reason of the wait.
+        Raises: DeadlineError with the wait reason.
         """
         ...
 
     def untrained(self, step: int) -> Sequence[Group]:
-        """Groups that the assembly of D_t did not train, as far as they are held. Raises: BapoError."""
+        """Groups that the assembly of D_t did not train, as far as they are retained. Raises: BapoError."""
         ...
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
-        """Step is trained; batches up to `checkpointed` may be forgotten. Returns: whether it wants a checkpoint."""
+        """Mark a step as trained and release batches up to `checkpointed`. Returns: whether a checkpoint is due."""
         ...
 
     def report_progress(self, progress: Progress) -> None:
-        """Tell everybody where the learner is."""
+        """Report the learner's progress."""
         ...
 
     def snapshot(self) -> bytes:
@@ -49,24 +49,24 @@ class Buffer(Protocol):
         ...
 
     def resume(self, step: int) -> None:
-        """A learner continues after the checkpoint of `step`. Raises: BapoError when that is not possible."""
+        """Resume after the checkpoint of `step`. Raises: BapoError if that is not possible."""
         ...
 
 
 class Fleet(Protocol):
-    """The rollout workers, as far as the learner uses them."""
+    """The part of the rollout server that the learner uses."""
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when a worker samples. Raises: DeadlineError."""
+        """Wait until a worker samples. Raises: DeadlineError."""
         ...
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
-        """Returns when all workers sample with these weights: worker id -> seconds."""
+        """Returns once all workers sample with these weights: worker id -> seconds."""
         ...
 
 
 class Records(Protocol):
-    """The run directory, as far as the learner writes it."""
+    """The part of the run directory that the learner writes."""
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One line per step."""
@@ -77,13 +77,13 @@ class Records(Protocol):
         ...
 
     def make_durable(self, steps: Iterable[int]) -> None:
-        """The records of these steps survive a power failure."""
+        """Make the records of these steps survive a power failure."""
         ...
 
     def write_batch(self, step: int, frame: bytes | memoryview) -> None:
-        """The batch of a step, as it came."""
+        """Write the batch of a step as received."""
         ...
 
     def forget_batches(self, through: int) -> None:
-        """Batches up to this step are not needed any more."""
+        """Delete batches up to this step."""
         ...

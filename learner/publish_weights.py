@@ -1,10 +1,10 @@
-"""Sending end of a weight update: pi_theta_t becomes the rollout policy alpha (algorithm 1, line 4).
+"""The learner's side of a weight update: pi_theta_t becomes the rollout policy alpha (algorithm 1, line 4).
 
     gather (all ranks) --> file (temporary name, then rename) --> digest and canary --> fleet: every worker loads,
     checks and acknowledges
 
-The file holds Hugging Face parameter names in safetensors, in the dtype of the engines, under `RUN/weights`. The two
-newest files stay: the one that workers sample with, and the one that a worker may still be reading.
+The file is a safetensors file with Hugging Face parameter names in the engines' dtype, in `RUN/weights`. The two newest
+files are kept: the one that workers sample with, and the one that a worker may still be reading.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 NUM_FILES = 2
 FILE_MODE = 0o644
-"""safetensors makes files that only their owner can read; workers may run as another user."""
+"""safetensors creates files that only their owner can read; workers may run as another user."""
 NUM_CANARY_TOKENS = 32
 CANARY_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.5}
 """Nats per token. Engines were within 1e-4 in float32; bfloat16 keeps 8 bits, and log-probs of random tokens are
@@ -43,9 +43,9 @@ about -20, so a few units of the last bit are 0.2."""
 
 @torch.no_grad()
 def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every parameter and persistent buffer, whole, on the CPU of rank 0, once (tied parameters have one name).
+    """All full parameters and persistent buffers on the CPU of rank 0 (tied parameters once); empty elsewhere.
 
-    All ranks must call it; the others keep nothing.
+    Collective.
     """
     reshard(policy)
     saved = policy.model.state_dict().keys()
@@ -54,21 +54,21 @@ def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def canary_tokens(seed: int, vocab_size: int) -> tuple[int, ...]:
-    """The token sequence on which engines and learner must agree: fixed for the run, known before the first batch."""
+    """The token sequence for comparing engines with the learner; fixed for the run."""
     rng = rng_for(seed, 0, "canary")
     return tuple(rng.randrange(vocab_size) for _ in range(NUM_CANARY_TOKENS))
 
 
 @torch.no_grad()
 def make_canary(policy: Policy, token_ids: tuple[int, ...], dtype: str) -> Canary:
-    """The learner's own log-probs at temperature 1. All ranks must call it."""
+    """The learner's log-probs of the canary tokens at temperature 1. Collective."""
     logprobs, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
     reshard(policy)
     return Canary(token_ids=token_ids, logprobs=tuple(logprobs.tolist()), tolerance=CANARY_TOLERANCE[dtype])
 
 
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file that appears whole or not at all. Raises: StorageError."""
+    """Write a safetensors file atomically. Raises: StorageError."""
     temporary = path.with_name(f".{path.name}.tmp")
     with storing(path, SafetensorError):
         try:
@@ -86,12 +86,12 @@ def digest_of(path: Path) -> str:
 
 
 class WeightPublisher:
-    """Gives the workers new weights and remembers what they have."""
+    """Publishes weights to the workers and tracks what they have."""
 
     def __init__(
         self, *, config: Config, policy: Policy, world: World, folder: Path, fleet: Fleet | None, rollback: bool = False
     ) -> None:
-        """`fleet`: None on ranks that follow. `rollback`: the first update may be older than what workers have."""
+        """`fleet`: None on ranks other than 0. `rollback`: the first update may be older than the workers' weights."""
         self._config = config
         self._policy = policy
         self._world = world
@@ -100,16 +100,16 @@ class WeightPublisher:
         self._rollback = rollback
         self._canary_tokens = canary_tokens(config.run.seed, policy.model.config.vocab_size)
         self.version = 0
-        """Newest version that the workers were given; 0 before the first."""
+        """Last published version; 0 before the first."""
         self.newest: WeightUpdate | None = None
-        """Its message; on rank 0 only."""
+        """The update message of that version; only on rank 0."""
         self.seconds: Mapping[str, float] = {}
-        """Of the newest update: gather, write, send (until all workers sample with it)."""
+        """Phases of the last update: gather, write, send (until all workers sample with it)."""
 
     def publish(self, version: int) -> None:
-        """alpha <- the policy as it is now. Returns when every worker samples with it or is being replaced.
+        """alpha <- the current policy. Returns once every worker samples with it or is being replaced.
 
-        All ranks must call it. Raises: StorageError; what the fleet raises.
+        Collective. Raises: StorageError; errors of the fleet.
         """
         watch = Stopwatch()
         with watch.phase("gather"):
@@ -126,9 +126,9 @@ class WeightPublisher:
         self.version, self.seconds = version, watch.seconds
 
     def publish_again(self, version: int, saved: Path, canary: Canary) -> None:
-        """alpha <- weights that a checkpoint kept: the workers of a resumed run continue with the same rollout policy.
+        """alpha <- the weights in a checkpoint, so that a resumed run continues with the same rollout policy.
 
-        Raises: StorageError; what the fleet raises.
+        Raises: StorageError; errors of the fleet.
         """
         if self._world.leads:
             path = self._path(version)
@@ -136,11 +136,11 @@ class WeightPublisher:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 link(saved, path)
             self._send(version, path, canary)
-            log.info("published again version=%d", version)
+            log.info("republished version=%d", version)
         self.version = version
 
     def _send(self, version: int, path: Path, canary: Canary) -> None:
-        assert self._fleet is not None, "rank 0 knows the fleet"
+        assert self._fleet is not None, "rank 0 has a fleet"
         update = WeightUpdate(
             version=version,
             path=str(path.resolve()),
@@ -156,7 +156,7 @@ class WeightPublisher:
         self._prune(version)
 
     def _prune(self, version: int) -> None:
-        """Keep the newest files up to `version`, and nothing of a future that a rollback has undone."""
+        """Keep the newest files up to `version`; delete later versions that a rollback has undone."""
         files = sorted(self._folder.glob("version-*.safetensors"))
         keep = [file for file in files if file <= self._path(version)][-NUM_FILES:]
         for file in files:
@@ -168,7 +168,7 @@ class WeightPublisher:
 
 
 def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`; a copy where the file system cannot link."""
+    """Hard-link `source` to `target`; copy if the file system does not support links."""
     if target.exists() and target.samefile(source):
         return
     temporary = target.with_name(f".{target.name}.tmp")

@@ -1,10 +1,10 @@
-"""`python -m learner.replay --config RUN/config.toml --run-dir RUN --step N`: repeat a step without any rollout worker.
+"""`python -m learner.replay --config RUN/config.toml --run-dir RUN --step N`: replay a step without rollout workers.
 
-    checkpoint before N (or the base model) --batches since, as they were kept--> theta_N --batch N--> theta_{N+1}
+    checkpoint before N (or the base model) --recorded batches since--> theta_N --batch N--> theta_{N+1}
 
-Every step that is redone is compared with its row of metrics.jsonl, and the weights with the checkpoint of step N where
-there is one. On the CPU, with as many threads and one rank, all of it is equal to the last bit. Nothing in the run
-directory is changed, except token records on request.
+Every replayed step is compared with its row of metrics.jsonl, and the weights with the checkpoint of step N if there is
+one. On the CPU with one rank and the same number of threads, results are bitwise identical. The run directory is not
+changed, except for token records on request.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from learner.startup import load_state, make_learner
 log = logging.getLogger("learner.replay")
 
 RECORDS_S = 600.0
-"""Longest wait for token records that were asked for."""
+"""Maximum wait for requested token records."""
 
 
 def main(flags: Flags) -> None:
-    """Repeat, compare and print."""
+    """Replay, compare and print."""
     if (flags.extra.step is None) == (flags.extra.frame is None):
-        raise ConfigError("name the step with --step N, or a batch with --frame FILE")
+        raise ConfigError("pass a step with --step N, or a batch with --frame FILE")
     plan = (
         plan_replay_of(flags.run, flags.extra.frame) if flags.extra.frame else plan_replay(flags.run, flags.extra.step)
     )
@@ -59,10 +59,10 @@ def main(flags: Flags) -> None:
 
 
 def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Replay:
-    """Redo the steps of a plan. Raises: DivergenceError when one of them diverges (again).
+    """Replay the steps of a plan. Raises: DivergenceError if one of them diverges (again).
 
     Args:
-        token_records: write them into the run, for the steps that are repeated.
+        token_records: write them into the run, for the replayed steps.
     """
     if token_records:
         flags = replace(flags, config=_recording_every_step(flags.config))
@@ -76,7 +76,7 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
         except DivergenceError as error:
             # The learner wrote the batch into its scratch folder, which is removed after the replay.
             message = str(error).replace(scratch, str(flags.run.path))
-            raise DivergenceError(f"in the replay from step {plan.start} on: {message}") from error
+            raise DivergenceError(f"in the replay from step {plan.start}: {message}") from error
         finally:
             if learner.token_records is not None:
                 learner.token_records.close(RECORDS_S)
@@ -89,7 +89,7 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
 
 
 def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
-    """All parts of a learner without services, after `step`; what it writes goes to `scratch`."""
+    """A learner without services after `step`; it writes to `scratch`."""
     checkpoint = open_checkpoint(flags.run.path / "checkpoints", step) if step else None
     alone = replace(flags, run=RunDirectory(scratch), extra=argparse.Namespace(resume=False))
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
@@ -107,19 +107,19 @@ def _repeat(
     watch = Stopwatch()
     with watch.phase("step"):
         report = learner.updater.run(batch)
-    # The learner's own way to a row, so that a replay has every value that the run has.
+    # Uses the learner's code for rows, so that a replay has every value of the run.
     learner.record(batch, report, watch)
     row = scratch.read_metrics()[-1]
     return RepeatedStep(step=batch.step, row=row, recorded=recorded.get(batch.step), minibatches=report.minibatches)
 
 
 def _recording_every_step(config: Config) -> Config:
-    """The run's configuration with token records in every step, which change no number."""
+    """The run's config with token records in every step, which do not affect results."""
     return config.model_copy(update={"diagnostics": config.diagnostics.model_copy(update={"token_records": 1})})
 
 
 def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float | None:
-    """Largest difference of any weight from the checkpoint of `step`; None without one."""
+    """Largest difference of any weight from the checkpoint of `step`; None if there is none."""
     path = run.checkpoint_dir(step) / "hf" / "model.safetensors"
     if step not in run.checkpoint_steps():
         return None
@@ -128,13 +128,13 @@ def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float
 
 
 NOT_COMPARED = ("time", "tokens_per_s", "policy_version")
-"""Fields of a row that depend on the clock or on the workers, in addition to those that end in _s."""
+"""Fields that depend on the clock or on the workers, in addition to those ending in _s."""
 SHOWN = ("loss", "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "num_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One value that came out otherwise."""
+    """A value that differs between run and replay."""
 
     name: str
     recorded: Any
@@ -143,24 +143,24 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedStep:
-    """One step that was redone."""
+    """One replayed step."""
 
     step: int
     row: Mapping[str, Any]
-    """As the learner would write it to metrics.jsonl."""
+    """Row of the replay."""
     recorded: Mapping[str, Any] | None
-    """As the run wrote it; None when it never did, as for a step that diverged."""
+    """Row of the run; None if it was never written, as for a diverged step."""
     minibatches: Sequence[MinibatchResult]
 
     @property
     def compared(self) -> list[str]:
-        """Fields that both rows have and that should be equal."""
+        """Fields that are in both rows and should be equal."""
         both = [name for name in self.row if self.recorded is not None and name in self.recorded]
         return [name for name in both if name not in NOT_COMPARED and not name.endswith("_s")]
 
     @property
     def differences(self) -> list[Difference]:
-        """Fields that are not equal to the last bit."""
+        """Fields that are not bitwise equal."""
         recorded = self.recorded or {}
         pairs = ((name, recorded[name], self.row[name]) for name in self.compared)
         return [
@@ -170,22 +170,22 @@ class RepeatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The redone steps, the wanted one last."""
+    """The replayed steps; the requested one is last."""
 
     run: str
     start: int
     steps: Sequence[RepeatedStep]
     weights_differ_by: float | None
-    """Largest difference of any weight from the checkpoint of the last step; None when there is no such checkpoint."""
+    """Largest difference of any weight from the checkpoint of the last step; None if there is none."""
 
     @property
     def exact(self) -> bool:
-        """Everything that could be compared is equal to the last bit."""
+        """Whether everything that could be compared is bitwise equal."""
         return not any(step.differences for step in self.steps) and not self.weights_differ_by
 
 
 def as_json(found: Replay) -> str:
-    """One document."""
+    """The replay as a JSON document."""
     steps = [
         {
             "step": step.step,
@@ -201,14 +201,14 @@ def as_json(found: Replay) -> str:
 
 
 def as_text(found: Replay, config: Config) -> str:
-    """The wanted step in full, the ones before it in a line each."""
+    """The requested step in full, earlier ones in one line each."""
     return "\n".join(_lines(found, config))
 
 
 def _lines(found: Replay, config: Config) -> Iterator[str]:
     last = found.steps[-1]
     origin = f"the checkpoint of step {found.start}" if found.start else "the base model"
-    yield f"run {found.run}, step {last.step}, repeated from {origin} with the kept batches of {len(found.steps)} steps"
+    yield f"run {found.run}, step {last.step}, replayed from {origin} with recorded batches of {len(found.steps)} steps"
     yield from (_line(step) for step in found.steps[:-1])
     yield ""
     yield f"{'':<16}{'recorded':>16}{'replayed':>16}{'difference':>14}"
@@ -223,17 +223,17 @@ def _lines(found: Replay, config: Config) -> Iterator[str]:
     yield _line(last)
     if found.weights_differ_by is not None:
         equal = not found.weights_differ_by
-        how = "are, bit by bit, those" if equal else f"differ by at most {found.weights_differ_by:.3g} from those"
-        yield f"weights after it {how} of the checkpoint of step {last.step}"
+        how = "are bitwise equal to" if equal else f"differ by at most {found.weights_differ_by:.3g} from"
+        yield f"weights after it {how} the checkpoint of step {last.step}"
     yield from _notes(found, config)
 
 
 def _line(step: RepeatedStep) -> str:
     if step.recorded is None:
-        return f"step {step.step}: the run has no row of this step to compare with"
+        return f"step {step.step}: the run has no row for this step to compare with"
     num, different = len(step.compared), step.differences
-    text = f"step {step.step}: {num - len(different)} of {num} values are exactly those of metrics.jsonl"
-    return f"{text}; others: {', '.join(difference.name for difference in different)}" if different else text
+    text = f"step {step.step}: {num - len(different)} of {num} values are equal to metrics.jsonl"
+    return f"{text}; different: {', '.join(difference.name for difference in different)}" if different else text
 
 
 def _minibatch_lines(results: Sequence[MinibatchResult]) -> Iterator[str]:
@@ -246,14 +246,14 @@ def _minibatch_lines(results: Sequence[MinibatchResult]) -> Iterator[str]:
 
 
 def _notes(found: Replay, config: Config) -> Iterator[str]:
-    """Why it may not be exact."""
+    """Why the replay may not be exact."""
     if found.exact:
         return
     if config.learner.num_ranks > 1:
-        yield f"the run had {config.learner.num_ranks} ranks and the replay has one: sums are taken in another order"
+        yield f"the run had {config.learner.num_ranks} ranks and the replay has one: the order of sums differs"
     if config.learner.device != "cpu":
-        yield "on a GPU sums may be taken in another order each time; on the CPU a replay is exact"
-    yield "another version of torch, another processor or another number of threads also changes the last bits"
+        yield "on a GPU the order of sums is nondeterministic; on the CPU a replay is exact"
+    yield "a different torch version, processor or number of threads also changes the last bits"
 
 
 def _gap(recorded: Mapping[str, Any], step: RepeatedStep, name: str) -> str:
@@ -264,7 +264,7 @@ def _gap(recorded: Mapping[str, Any], step: RepeatedStep, name: str) -> str:
 
 
 def _equal(then: Any, now: Any) -> bool:
-    """To the last bit, also for NaN, which is unlike itself."""
+    """Bitwise equality; NaN equals NaN."""
     return json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True)
 
 
@@ -273,10 +273,10 @@ def _shown(value: Any) -> str:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--step", type=int, help="the step to repeat")
-    parser.add_argument("--frame", type=Path, help="a batch to repeat, for example RUN/diverged/step-000012.frame")
+    parser.add_argument("--step", type=int, help="step to replay")
+    parser.add_argument("--frame", type=Path, help="batch to replay, for example RUN/diverged/step-000012.frame")
     parser.add_argument("--token-records", action="store_true", help="write RUN/token_records of these steps")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 if __name__ == "__main__":

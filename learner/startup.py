@@ -1,15 +1,14 @@
-"""How a rank of the learner starts: it meets the others, finds where to begin, puts its parts together, and runs.
+"""Startup of a learner rank: join the other ranks, find the starting point, create the components, run.
 
     start        step 1, with the base model
-    --resume     after the newest checkpoint, or at step 1 when there is none
+    --resume     after the latest checkpoint, or at step 1 if there is none
 
-A resumed run trains the steps after its checkpoint again, on the batches that the buffer still retains, so it goes the
-same way as a run that was never interrupted. When the buffer has lost them, or a restore of it was cut off, the
-checkpoint's snapshot of the buffer is restored first.
+A resumed run trains the steps after its checkpoint again, on the batches that the buffer retains, so it is identical
+to an uninterrupted run. If the buffer has lost them, or a restore was interrupted, the buffer snapshot of the
+checkpoint is restored first.
 
-One learner per run: two would append to the same records, write the same checkpoints and take turns with the workers'
-weights. On one machine the launcher sees to it; a pod on a host that was lost, or a second start by hand, meets the
-lock here.
+One learner per run: two would write the same records and checkpoints and alternate the workers' weights. On one
+machine the launcher ensures this; otherwise (a pod on a lost host, a second manual start) the lock here does.
 """
 
 from __future__ import annotations
@@ -66,28 +65,28 @@ from learner.update.update import Updater
 log = logging.getLogger("learner")
 
 RANKS_SLACK_S = 300.0
-"""More than rank 0 needs for anything except waiting for others: loading, saving, restoring."""
+"""Upper bound of rank 0's own work: loading, saving, restoring."""
 
 LOCK_FILE = ".learner.lock"
 LOCK_TIMEOUT_S = 60.0
-"""For the end of a learner that was killed just now, also where a file server takes this long to notice."""
+"""Wait for the exit of a killed learner, including the time a file server needs to notice it."""
 LOCK_POLL_S = 0.2
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""Messages of CUDA, NCCL and torch's allocator on CPUs, where it is not a class of its own."""
+"""Messages of CUDA, NCCL and torch's CPU allocator that have no exception class of their own."""
 ADVICE_OF_TORCH = " If reserved but unallocated memory"
-"""Beginning of the part of torch's message that does not help here."""
+"""Start of the generic part of torch's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The services that rank 0 talks to."""
+    """The services that rank 0 uses."""
 
     buffer: Buffer
     fleet: Fleet
 
 
 def train(flags: Flags) -> None:
-    """Put the parts together and run the loop. Raises: BapoError."""
+    """Create the components and run the loop. Raises: BapoError."""
     config = flags.config
     flags.extra.resume = flags.extra.resume or flags.extra.restart
     disable_progress_bar()
@@ -112,22 +111,22 @@ def train(flags: Flags) -> None:
             raise
         if not (stop.asked and isinstance(cause, RankLostError)):
             raise cause from error
-        _end_as_asked(flags, "asked to end, and another rank has ended before")
+        _end_as_asked(flags, "asked to stop, and another rank has already exited")
     finally:
         leave(world, together=finished)
 
 
 def _end_as_asked(flags: Flags, reason: str) -> None:
-    log.info("ended: %s; continue with --resume", reason)
+    log.info("stopped: %s; resume with --resume", reason)
     if flags.extra.restart:
         sys.exit(ASKED)
 
 
 def collective_timeout_s(config: Config) -> float:
-    """How long rank 0 may keep the others waiting, in seconds, without exceeding any setting.
+    """Timeout of collectives in seconds: how long rank 0 may keep the others waiting under the configured timeouts.
 
-    At the start it waits for the buffer, on a resume once more after a restore, and for the first worker, and then it
-    publishes; later for a batch or an update of the weights.
+    At startup rank 0 waits for the buffer (again after a restore) and for the first worker, and publishes; later it
+    waits for a batch or a weight update.
     """
     rollout = config.rollout
     return max(config.learner.batch_timeout_s, 3 * rollout.start_timeout_s) + rollout.sync_timeout_s + RANKS_SLACK_S
@@ -148,7 +147,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
     show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
     if flags.extra.resume:
         _resume(flags, learner, peers, checkpoint)
-    # On a resume the scheduler starts after this: what it requests before the buffer is brought back is lost.
+    # On a resume the scheduler starts after this: requests enqueued before the buffer is restored would be lost.
     ready[0] = True
     if peers:
         with stop.waiting():
@@ -172,7 +171,7 @@ def make_learner(
     peers: Peers | None,
     checkpoint: Checkpoint | None,
 ) -> Learner:
-    """All parts, with the weights of the base model or of the checkpoint. `peers`: on rank 0 only."""
+    """Create a learner with the weights of the base model or of the checkpoint. `peers`: only on rank 0."""
     config, run_path = flags.config, flags.run.path
     policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
     reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
@@ -217,26 +216,26 @@ def _peers(flags: Flags) -> Peers:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint that `--resume` continues from; None before the first. Raises: StorageError, ConfigError."""
+    """The checkpoint to resume from; None before the first. Raises: StorageError, ConfigError."""
     steps = complete_steps(folder)
     return open_checkpoint(folder, steps[-1]) if steps else None
 
 
 def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
-    """`newest_checkpoint` as rank 0 finds it, on every rank; the others open that one. All ranks must call it.
+    """`newest_checkpoint` of rank 0, opened on every rank. Collective.
 
-    Each by itself might find another: rank 0 waits for the end of an earlier learner, which saves meanwhile, and a file
-    server does not show a file everywhere at once. Ranks that resume after different steps train on moments of
-    different steps, or wait for each other until their deadline.
+    Ranks could find different ones: rank 0 waits for the exit of an earlier learner, which may still be saving, and
+    file servers have propagation delays. Ranks that resume after different steps would mix optimizer states of
+    different steps, or deadlock.
 
-    Raises: StorageError, ConfigError; on the ranks that follow Stopped when rank 0 ended instead.
+    Raises: StorageError, ConfigError; on ranks other than 0 Stopped if rank 0 stopped.
     """
     if not world.leads:
         return _followed(folder, world)
     try:
         found = newest_checkpoint(folder)
     except BapoError:
-        with suppress(RuntimeError):  # a rank that is gone must not hide why this one ends
+        with suppress(RuntimeError):  # a lost rank must not hide why this one stops
             world.share(None)
         raise
     world.share(str(found.state.step if found else 0).encode())
@@ -246,53 +245,53 @@ def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
 def _followed(folder: Path, world: World) -> Checkpoint | None:
     answer = world.share(None)
     if answer is None:
-        raise Stopped("rank 0 ended while it looked for a checkpoint")
+        raise Stopped("rank 0 stopped while searching for a checkpoint")
     step = int(bytes(answer))
     try:
         return open_checkpoint(folder, step) if step else None
     except StorageError as error:
         raise StorageError(
-            f"rank {world.rank} cannot resume after step {step}, as rank 0 does: {error}. Or do the ranks see "
-            "different disks?"
+            f"rank {world.rank} cannot resume after step {step}, as rank 0 does: {error}. Do all ranks use the "
+            "same disk?"
         ) from error
 
 
 def _count_prompts(run: RunDirectory, prompts: PromptsSeen) -> None:
-    """Bring a gauge to where it was; a lost record does not keep the run from resuming."""
+    """Restore a gauge from the records; a lost record does not prevent the run from resuming."""
     for step in run.group_steps():
         try:
             for _, results in run.read_groups([step]):
                 prompts.count(results, is_new=False)
         except ContractError as error:
-            log.warning("prompts that only step %d saw are not counted: %s", step, error)
+            log.warning("prompts of step %d are not counted: %s", step, error)
 
 
 def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
-    """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
+    """Reset buffer, records and optimizer to the checkpoint, or to the beginning."""
     if peers:
         with learner.stop.waiting():
             peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
         resume_buffer(learner.buffer, checkpoint)
-        # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
+        # A running evaluator owns its file, and the steps are trained again to the same weights.
         step = checkpoint.state.step if checkpoint else 0
         flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
         _count_prompts(flags.run, learner.prompts)
     if checkpoint is not None:
         load_state(learner, checkpoint)
-        log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
+        log.info("resuming after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Optimizer, remembered anchors and the parts; the weights were loaded with the model."""
+    """Load optimizer, stored anchors and parts; the weights were loaded with the model."""
     checkpoint.load_optimizer(learner.policy, learner.updater.optimizer)
     checkpoint.load_memory(learner.updater.memory)
     checkpoint.load_parts(learner.updater.parts)
 
 
 def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
-    """Bring the buffer to where step + 1 can begin.
+    """Reset the buffer to the state after the checkpoint.
 
-    Raises: ConfigError when it cannot be brought there; StorageError when its snapshot is damaged.
+    Raises: ConfigError if that is not possible; StorageError if its snapshot is damaged.
     """
     step = checkpoint.state.step if checkpoint else 0
     try:
@@ -300,9 +299,9 @@ def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
     except ContractError as error:
         if checkpoint is None:
             raise ConfigError(
-                f"the run has no checkpoint yet and its buffer cannot begin at step 1 again: {error}; start a new run"
+                f"the run has no checkpoint yet and its buffer cannot restart at step 1: {error}; start a new run"
             ) from error
-        log.warning("the buffer cannot continue after step %d (%s): its snapshot is restored", step, error)
+        log.warning("the buffer cannot resume after step %d (%s): restoring its snapshot", step, error)
         _restore(buffer, checkpoint)
         buffer.resume(step)
 
@@ -311,21 +310,21 @@ def _restore(buffer: SharedBuffer, checkpoint: Checkpoint) -> None:
     try:
         buffer.restore(checkpoint.read_buffer())
     except ContractError as error:
-        raise StorageError(f"{checkpoint.folder} is not a whole checkpoint: buffer.bin: {error}") from error
+        raise StorageError(f"checkpoint {checkpoint.folder} is incomplete: buffer.bin: {error}") from error
 
 
 def republish(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Give the workers the rollout policy that they had at the checkpoint."""
+    """Publish the rollout policy of the checkpoint."""
     learner.publisher.publish_again(checkpoint.state.alpha_version, checkpoint.alpha_path, checkpoint.state.canary)
 
 
 @contextmanager
 def only_learner(run: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the run's lock in this block; the kernel releases it however the process ends.
+    """Hold the run's lock in this block; released by the kernel on exit.
 
     Args:
-        timeout_s: how long to wait for the end of another learner.
-    Raises: UnavailableError when it does not end; StorageError.
+        timeout_s: how long to wait for the exit of another learner.
+    Raises: UnavailableError if it does not exit; StorageError.
     """
     path = run / LOCK_FILE
     with storing(path):
@@ -333,11 +332,11 @@ def only_learner(run: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[No
     with file:
         deadline = time.monotonic() + timeout_s
         if not _is_locked(file):
-            log.warning("another learner trains %s: waiting for its end, at most %.0f s", run, timeout_s)
+            log.warning("another learner is training %s: waiting up to %.0f s for it to exit", run, timeout_s)
             while not _is_locked(file):
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"another learner still trains {run}, after {timeout_s:.0f} s: end it, then start this one "
+                        f"another learner is still training {run} after {timeout_s:.0f} s: stop it, then start this "
                         "again"
                     )
                 time.sleep(LOCK_POLL_S)
@@ -350,29 +349,29 @@ def _is_locked(file: IO[str]) -> bool:
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-        log.warning("this file system has no locks (%s), so nothing keeps a second learner away", error.strerror)
+        log.warning("this file system has no locks (%s), so a second learner is not prevented", error.strerror)
     return True
 
 
 def out_of_memory(error: RuntimeError, learner: LearnerConfig, *, rank: int, device: torch.device) -> Exception | None:
-    """`OutOfMemoryError` with the settings that need less memory, as they are now; None when that was not the cause."""
+    """`OutOfMemoryError` with the settings that reduce memory use; None if that was not the cause."""
     if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
         return None
     reason = " ".join(str(error).partition(ADVICE_OF_TORCH)[0].split()).rstrip(".")
     return OutOfMemoryError(
-        f"rank {rank} of the learner on {device.type}: {reason or type(error).__name__}. In a run of another name: "
-        f"{'; '.join(_advice(learner))}. Where a worker shares the GPU, its rollout.engine_options may take less "
+        f"rank {rank} of the learner on {device.type}: {reason or type(error).__name__}. Start a new run with: "
+        f"{'; '.join(_advice(learner))}. If a worker shares the GPU, reduce the memory in rollout.engine_options "
         "(gpu_memory_utilization, kv_cache_memory_bytes)"
     )
 
 
 def _advice(learner: LearnerConfig) -> list[str]:
-    """Cheapest first."""
+    """Settings that reduce memory, cheapest first."""
     now = learner.gradient_checkpointing
     recompute = [] if now is True else [f"learner.gradient_checkpointing = true (now {str(now).lower()})"]
     return [
         *recompute,
         f"a smaller learner.microbatch_tokens (now {learner.microbatch_tokens}), down to one prompt with its response",
         f"a smaller learner.logprob_chunk_tokens (now {learner.logprob_chunk_tokens})",
-        f"more learner.num_ranks (now {learner.num_ranks}), which share weights, gradients and moments",
+        f"more learner.num_ranks (now {learner.num_ranks}), which shard weights, gradients and moments",
     ]

@@ -6,8 +6,8 @@ Examples:
     RAY_ADDRESS=10.0.0.1:6379 python -m rollout_server --config RUN/config.toml --run-dir RUN
     python -m rollout_server --config RUN/config.toml --run-dir RUN --host 0.0.0.0 --one-of-several    # in containers
 
-The control API is described at /docs; its port is written to RUN/ports/rollout_server. Each worker of a real engine is
-a Ray actor and writes to RUN/logs/<worker>.log. SIGTERM ends everything within seconds; leases go back to the buffer.
+The OpenAPI docs of the control API are at /docs; its port is written to RUN/ports/rollout_server. Each worker of a real
+engine is a Ray actor that logs to RUN/logs/<worker>.log. SIGTERM stops everything within seconds and releases leases.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 RELEASE_S = 2.0
 """Longest time to release the leases of a dead worker: the buffer may stop at the same time."""
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - replaced by a reachable address
-LOOK_TIMEOUT_S = 5.0
-"""Of the autoscaler, which polls again, and must not delay the stop."""
+AUTOSCALER_TIMEOUT_S = 5.0
+"""Request timeout of the autoscaler, which polls again, and must not delay shutdown."""
 SHUTDOWN_S = 1
 LONGEST_HOST = 100
 """Characters of the host in a worker's id; the buffer accepts ids of up to 128."""
@@ -73,8 +73,8 @@ def main(flags: Flags) -> None:
     engine_module(config.rollout.engine).check(config)
     if flags.extra.one_of_several and config.autoscaling.actuator == "fleet":
         raise ConfigError(
-            "autoscaling.actuator = fleet changes the workers of one rollout server, and this is one of several; "
-            "write external, and scale the servers on bapo_rollout_desired_workers"
+            "autoscaling.actuator = fleet scales the workers of a single rollout server, but this is one of several; "
+            "set it to external, and scale the servers by bapo_rollout_desired_workers"
         )
     port = config.rollout.port if flags.extra.port is None else flags.extra.port
     host = listen_host(flags.extra.host, config.rollout.host)
@@ -87,7 +87,7 @@ def main(flags: Flags) -> None:
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
     flags.run.write_port(ROLLOUT_SERVER, int(listener.getsockname()[1]))
-    log.info("run=%s listens on %s:%d, buffer=%s", config.run.name, *listener.getsockname()[:2], url)
+    log.info("run=%s listening on %s:%d, buffer=%s", config.run.name, *listener.getsockname()[:2], url)
     try:
         server.run(sockets=[listener])
     finally:
@@ -97,7 +97,7 @@ def main(flags: Flags) -> None:
 
 
 class Runner:
-    """Starts and stops the fleet; the API answers from the start."""
+    """Starts and stops the fleet; the API is available from the start."""
 
     def __init__(
         self,
@@ -147,14 +147,14 @@ class Runner:
         self._thread.join(NODE_S)
 
     def _live(self) -> None:
-        """Run the node and the fleet. Any error ends the process, which could not sample any more."""
+        """Run the node and the fleet. Any error stops the process, which could no longer sample."""
         try:
             self._run_node()
         except BapoError as error:
             self.fleet.stop_with(error)
-        except Exception as error:  # a bug must end the process and not only this thread
-            log.exception("the fleet's own thread has failed")
-            self.fleet.stop_with(BapoError(f"the fleet's own thread has failed: {error!r}"))
+        except Exception as error:  # a bug must stop the process, not only this thread
+            log.exception("the fleet thread failed")
+            self.fleet.stop_with(BapoError(f"the fleet thread failed: {error!r}"))
 
     def _run_node(self) -> None:
         """Start and stop the node in one thread: Ray's processes die with the thread that created them."""
@@ -193,7 +193,7 @@ class Runner:
             try:
                 return recall(self._run.weights_path, buffer)
             except UnavailableError as error:
-                log.warning("no worker begins before the buffer reports the progress of the run: %s", error)
+                log.warning("workers cannot start until the buffer reports the progress of the run: %s", error)
                 self._ended.wait(RELEASE_S)
         return None
 
@@ -208,7 +208,7 @@ class Runner:
             log.warning("leases from before the restart were not released, they will expire: %s", error)
 
     def _make_autoscaler(self, room: Callable[[], int] | None) -> Autoscaler:
-        buffer = BufferClient(self._url, timeout_s=LOOK_TIMEOUT_S, retry_s=0.0)
+        buffer = BufferClient(self._url, timeout_s=AUTOSCALER_TIMEOUT_S, retry_s=0.0)
         return Autoscaler(self._config, self.fleet, buffer, self._telemetry, room=room)
 
     def _make_handle(self, worker_id: str) -> WorkerHandle:
@@ -221,18 +221,18 @@ class Runner:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The server's own flags."""
-    parser.description = "The rollout server: a fleet of workers that sample, grade and push groups."
+    """Add the flags of the rollout server."""
+    parser.description = "Run the rollout server: a fleet of workers that sample, grade and push groups."
     parser.epilog = (__doc__ or "").partition("Examples:")[2]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and rollout.host)")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of rollout.port)")
+    parser.add_argument("--buffer-url", help="URL of the buffer service (default: from the config and RUN/ports)")
+    parser.add_argument("--host", help="address to listen on (overrides BAPO_HOST and rollout.host)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (overrides rollout.port)")
     parser.add_argument(
         "--one-of-several",
         action="store_true",
-        help="the run has other rollout servers, each on a host of its own name and with the same RUN/weights: workers "
-        "are named after this host, and weights that another server was given are taken, too",
+        help="the run has several rollout servers, on hosts with different names and a shared RUN/weights: worker ids "
+        "include the host name, and weights that another server received are loaded, too",
     )
 
 

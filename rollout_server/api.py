@@ -36,7 +36,7 @@ ROUTES = (
     allow("GET", "/metrics", Role.VIEWER),
 )
 PERMISSIONS = Permissions(ROUTES)
-"""Who may call which route, besides the operator; a test checks that every route has a rule."""
+"""Roles (other than operator) that may call each route; a test checks that every route is listed."""
 
 
 class Body(BaseModel):
@@ -46,7 +46,7 @@ class Body(BaseModel):
 
 
 class Scale(Body):
-    """The wanted number of workers."""
+    """The target number of workers."""
 
     num: int = Field(description="1 to rollout.max_workers")
 
@@ -81,13 +81,13 @@ def create_app(
 
     Args:
         store: weight files for hosts that cannot read the learner's; None: without these routes.
-        refusal: why the number of workers may not be changed by hand; empty when it may.
+        refusal: why the number of workers cannot be changed manually; empty if it can.
     """
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
 
     @app.get("/workers")
     def workers() -> dict[str, Any]:
-        """All workers, and the wanted number."""
+        """List all workers, and the target number."""
         return {"workers": [asdict(status) for status in fleet.statuses()], "num_wanted": fleet.num_wanted}
 
     @app.put("/workers", status_code=202)
@@ -100,7 +100,7 @@ def create_app(
 
     @app.post("/weights")
     def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
-        """Publish weights; answers when every worker samples with them or is being restarted."""
+        """Publish weights; returns once every worker samples with them or is being restarted."""
         update = weight_update_from_map(body.model_dump())
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
@@ -119,13 +119,13 @@ def _add_weight_files(app: FastAPI, store: WeightRelay | None) -> None:
 
     @app.put("/weights/files/{digest}")
     async def receive(digest: str, offset: int, size: int, request: Request) -> dict[str, int]:
-        """A piece of a weight file from the learner."""
+        """Receive a chunk of a weight file from the learner."""
         data = await request.body()
         return {"num_bytes": await run_in_threadpool(store.receive, digest, offset, size, data)}
 
     @app.get("/weights/files/{digest}", response_class=Response)
     def read(digest: str, offset: int, length: int) -> Response:
-        """A piece of a weight file for a worker's host."""
+        """Return a chunk of a weight file for a worker's host."""
         return Response(store.read(digest, offset, length), media_type="application/octet-stream")
 
 

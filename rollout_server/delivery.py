@@ -4,8 +4,8 @@
                        |                                                   next: bapo/transport/buffer_client.py
                        +-- the verifier failed --> reported as failed, never pushed with reward 0
 
-A push without an acknowledgement is dropped: its requests are re-sampled when their leases expire. A refused group is
-reported as failed, and is re-sampled a limited number of times.
+A push without an acknowledgement is dropped: its requests are re-sampled when their leases expire. A rejected group is
+reported as failed, and re-sampled a limited number of times.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Delivery:
         self._leases = leases
         self._counts = counts
         self._pending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Pending gradings and refusals."""
+        """Pending gradings and failure reports."""
         # Two queues: pushes of fresh groups wait while the buffer is full, the others must not.
         self._queues: dict[bool, Frames] = {is_fresh: queue.SimpleQueue() for is_fresh in (False, True)}
         self._graders = [guarded_thread(f"grade-{i}", self._grade_all, on_death) for i in range(num_graders)]
@@ -161,7 +161,7 @@ class Delivery:
         try:
             self._buffer.fail(self._worker_id, request_id, reason=reason, detail=detail)
         except UnavailableError as error:
-            log.warning("group %s: the failure was not reported, the lease will expire: %s", request_id, error)
+            log.warning("group %s: could not report the failure, its lease will expire: %s", request_id, error)
 
     def stop(self, timeout_s: float) -> None:
         """Stop grading, push what is graded, and join the threads until the timeout."""
@@ -181,7 +181,7 @@ class Delivery:
 
     def _grade(self, sampled: SampledGroup, lease: Lease, sample_s: float) -> None:
         if not np.isfinite(sampled.logprobs).all():
-            self.refuse(sampled.request_id, "not_finite", "the engine returned log-probs that are not finite")
+            self.refuse(sampled.request_id, "not_finite", "the engine returned non-finite log-probs")
             return
         purpose, task = lease.request.purpose.value, lease.request.prompt.task
         self._counts.observe("bapo_rollout_group_seconds", purpose, [sample_s])
@@ -205,7 +205,7 @@ class Delivery:
         try:
             group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
         except ContractError as error:
-            # Counted as an attempt: a worker that failed instead would claim the same group again.
+            # Counts as an attempt: if the worker failed instead, it would claim the same group again.
             self.refuse(sampled.request_id, "no_group", f"the engine returned an invalid group: {error}")
             return
         log.debug("group %s mu=%.3f tokens=%d", group.group_id, group.mu, len(group.token_ids))
@@ -238,7 +238,7 @@ class Delivery:
         except UnavailableError as error:
             self._counts.add("groups/all/unacknowledged", len(frames))
             log.warning(
-                "%d groups were not acknowledged, they are re-sampled later: %s",
+                "%d groups were not acknowledged and will be re-sampled: %s",
                 len(frames),
                 error,
             )
@@ -255,13 +255,13 @@ class Delivery:
                 self._counts.add(f"groups/{lease.request.purpose.value}/{result}")
 
     def _push_apart(self, frames: Mapping[str, bytes], error: ContractError) -> None:
-        """Push one by one: refused groups are reported as failed, the others are stored."""
+        """Push one by one: rejected groups are reported as failed, the others are stored."""
         if len(frames) > 1:
             for group_id, frame in frames.items():
                 self._push({group_id: frame})
             return
         for group_id in frames:
-            self.refuse(group_id, "refused", f"the buffer refused the group: {error}")
+            self.refuse(group_id, "refused", f"the buffer rejected the group: {error}")
 
 
 def _join(thread: threading.Thread, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""An expert's row next to the sampled ones (LUFFY, ReLIFT): requested and appended to its group.
+"""Expert rows (LUFFY, ReLIFT): a reference solution appended to the sampled responses of a group.
 
     request of G rows --to_sample--> G - 1 responses from the engine --joined--> G rows, graded together
 
@@ -54,7 +54,7 @@ class Experts:
             request_id=sampled.request_id,
             prompt_token_ids=sampled.prompt_token_ids,
             token_ids=np.concatenate([sampled.token_ids, token_ids]),
-            # No policy sampled it: LUFFY's pi_phi = 1.
+            # Not sampled by a policy: LUFFY's pi_phi = 1.
             logprobs=np.concatenate([sampled.logprobs, np.zeros(len(token_ids), np.float32)]),
             lengths=np.append(sampled.lengths, np.int32(len(token_ids))),
             truncated=np.append(sampled.truncated, False),

@@ -47,9 +47,9 @@ class Leases:
             self._changed.notify_all()
 
     def add(self, requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
-        """Add claimed requests. Returns: those that were not held, which must be sampled.
+        """Add claimed requests. Returns: the new ones, which must be sampled.
 
-        A held request is claimed again when its lease expired while the buffer was down, or Redis lost the last second
+        A request may be claimed again if its lease expired while the buffer was down, or Redis lost the last second
         of writes; it continues.
         """
         now, monotonic = time.time(), time.monotonic()
@@ -75,7 +75,7 @@ class Leases:
             return lease
 
     def remove(self, request_id: str, lost: Lease | None = None) -> Lease | None:
-        """Remove a delivered, failed or lost group. Returns: its lease; None if it was not held.
+        """Remove a delivered, failed or lost group. Returns: its lease; None if there is none.
 
         Args:
             lost: remove only if this is still its lease: it may have been claimed again.
@@ -105,7 +105,7 @@ class Leases:
             return len(self._sampling) + len(self._delivering)
 
     def wait_for_room(self, *, max_sampling: int, max_held: int, min_room: int, timeout_s: float) -> int:
-        """How many more may be claimed: at least `min_room`, or after the timeout the current number, perhaps 0."""
+        """Number of requests that may be claimed: at least `min_room`, or after the timeout the current room."""
 
         def room() -> int:
             held = len(self._sampling) + len(self._delivering)
@@ -116,6 +116,6 @@ class Leases:
             return max(0, room())
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until nothing is held. Returns: whether that is so."""
+        """Wait until there are no leases. Returns: whether that is the case."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._sampling and not self._delivering, timeout_s)

@@ -2,7 +2,7 @@
 
     submit --engine, at most `budget` tokens--> all rows done ------------------------------------> group
                                             \'--> some are not: PAUSED, stored in RUN/segments/<request id>
-    PAUSED --new weights, or nothing else to sample--> each open row is resumed for another budget --> and again
+    PAUSED --new weights, or nothing else to sample--> each open row is resumed for another budget --> repeat
 
 A few long responses thus block neither their batch nor the engine: while a group is paused, others are sampled. Every
 token keeps its log-prob and version. Only fresh groups have a budget: evaluations and re-evaluations are sampled with
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FOLDER = "segments"
 """Directory in the run directory."""
 IDLE_S = 0.5
-"""An engine without work for this long has nothing else to sample: the longest time of a claim."""
+"""An engine idle for this long has nothing else to sample: the maximum duration of a claim."""
 NAP_S = 0.005
 
 
@@ -150,7 +150,7 @@ class PartialRolloutStore:
         self._folder = folder
 
     def save(self, draft: Draft) -> None:
-        """Write the file of a group. A failing disk is logged: it does not end the run."""
+        """Write the file of a group. A disk error is logged and does not stop the run."""
         if self._folder is None:
             return
         path = self._path(draft.request.request_id)
@@ -159,10 +159,10 @@ class PartialRolloutStore:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, pack_draft(draft))
         except BapoError as error:
-            log.warning("the segments of group %s are not stored: %s", draft.request.request_id, error)
+            log.warning("could not store the segments of group %s: %s", draft.request.request_id, error)
 
     def load(self, request: RolloutRequest, version: int) -> Draft | None:
-        """The segments that another worker has stored; None when there are none that fit.
+        """The segments that another worker has stored; None if there are none that match.
 
         Segments of weights newer than `version` are from before a rollback of the learner.
         """
@@ -176,7 +176,7 @@ class PartialRolloutStore:
             return None
         if len(draft.rows) != request.group_size or draft.newest_version > version:
             return None
-        log.info("group %s continues after its worker ended: %d rows open", request.request_id, len(draft.unfinished))
+        log.info("group %s resumed from stored segments: %d rows open", request.request_id, len(draft.unfinished))
         return draft
 
     def remove(self, request_id: str) -> None:
@@ -213,7 +213,7 @@ def unpack_draft(frame: bytes, request: RolloutRequest) -> Draft:
     header, body = open_frame(frame, KIND_PART)
     try:
         if (header["id"], header["prompt_id"]) != (request.request_id, request.prompt.prompt_id):
-            raise ContractError(f"these are the segments of {header['id']} of prompt {header['prompt_id']}")
+            raise ContractError(f"segments belong to {header['id']} of prompt {header['prompt_id']}")
         lengths = np.frombuffer(header["lengths"], "<i4")
         num_ids = header["num_prompt"] + int(lengths.sum())
         if len(body) != 4 * (num_ids + int(lengths.sum())) or int(lengths.min()) < 1:
@@ -283,7 +283,7 @@ class SegmentedEngine:
 
     @property
     def occupancy(self) -> Occupancy:
-        """As of the engine: paused groups take no room."""
+        """As of the engine: paused groups do not use it."""
         return self._engine.occupancy
 
     def check_prompts(self, texts: Sequence[str]) -> None:

@@ -76,7 +76,7 @@ class Sampler:
 
     @property
     def occupancy(self) -> Occupancy:
-        """How full the engine was after its last step."""
+        """Load of the engine after its last step."""
         return self._occupancy
 
     @property
@@ -86,7 +86,7 @@ class Sampler:
         return 0.0 if began is None else time.monotonic() - began
 
     def submit(self, request: RolloutRequest) -> None:
-        """Start to sample a group; the listener gets the result."""
+        """Start sampling a group; the listener receives the result."""
 
         def begin(engine: Engine) -> None:
             try:

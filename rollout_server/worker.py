@@ -39,7 +39,7 @@ from rollout_server.worker_report import Rate, WorkerCounts, WorkerReport
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 0.5
-"""Long poll of one claim. The buffer ends it early when the learner reports new weights, unless that report went to
+"""Long poll of one claim. The buffer ends it early if the learner reports new weights, unless that report went to
 another replica of the buffer."""
 RESERVE_SHARE = 0.25
 """Share of `max_groups_in_flight` that is claimed ahead, so that the engine never waits for a claim."""
@@ -97,11 +97,11 @@ class Worker:
         self._state = "loading"
         self._error: BaseException | None = None
         self._silent_since: float | None = None
-        """Monotonic time of the first failed call; None after a successful one."""
+        """Monotonic time of the first failed call since the last success; None if there is none."""
         self._update_digest = ""
 
     def load(self) -> None:
-        """Create the engine and the graders, and check that prompts survive the tokenizer. Takes most of a minute.
+        """Create the engine and the graders, and check prompts against the tokenizer. Takes up to a minute.
 
         Raises: ConfigError for an invalid setting; any error of the engine.
         """
@@ -110,7 +110,7 @@ class Worker:
             self._sampler.start()
             texts = _prompts_to_check(self._config)
             self._sampler.call(lambda engine: engine.check_prompts(texts)).result()
-        except BaseException as error:  # re-raised; the report must name any error
+        except BaseException as error:  # re-raised; the report must include any error
             self.died(error)
             raise
         self._delivery = Delivery(
@@ -127,11 +127,11 @@ class Worker:
         self._state = "loaded"
 
     def begin(self, update: WeightUpdate | None) -> None:
-        """Load the newest weights, if any were published, then start to claim. Raises: as `update_weights`."""
+        """Load the newest weights, if any were published, then start claiming. Raises: as `update_weights`."""
         if update is not None:
             self.update_weights(update)
         if self._delivery is None or self._state != "loaded":
-            raise UnavailableError(f"{self.worker_id} is {self._state}, not loaded: it cannot begin")
+            raise UnavailableError(f"{self.worker_id} is {self._state}, must be loaded to begin")
         self._state = "sampling"
         self._claiming.set()
         self._delivery.start()
@@ -286,16 +286,16 @@ class Worker:
                 if request_id not in kept and self._leases.remove(request_id, lease) is not None:
                     self._sampler.abort(request_id)
                     self._counts.add("failed/lease_lost")
-                    log.warning("group %s: its lease was lost, another worker samples it", request_id)
+                    log.warning("group %s: lease lost, another worker samples it", request_id)
 
     def _wait_for_buffer(self, error: UnavailableError) -> None:
         """Pause while the buffer restarts. Raises: UnavailableError after `BUFFER_SILENCE_S`."""
-        # Since the first failure and not the last success: a worker without room rarely calls.
+        # Since the first failure, not the last success: a worker without room rarely calls.
         since = self._silent_since = self._silent_since or time.monotonic()
         silent_s = time.monotonic() - since
         if silent_s > BUFFER_SILENCE_S:
-            raise UnavailableError(f"the buffer service has not answered for {silent_s:.0f} s: {error}") from error
-        log.warning("the buffer service does not answer for %.0f s: %s", silent_s, error)
+            raise UnavailableError(f"the buffer service has not responded for {silent_s:.0f} s: {error}") from error
+        log.warning("the buffer service has not responded for %.0f s: %s", silent_s, error)
         self._stopping.wait(1.0)
 
     def _release(self) -> None:
@@ -305,7 +305,7 @@ class Worker:
             num = self._buffer.release(self.worker_id)
             log.info("%s released %d leases", self.worker_id, num)
         except BapoError as error:
-            log.warning("%s: leases were not released, they will expire: %s", self.worker_id, error)
+            log.warning("%s: could not release leases, they will expire: %s", self.worker_id, error)
 
     def _start_thread(self, name: str, run: Callable[[], None]) -> None:
         thread = guarded_thread(name, run, self.died)

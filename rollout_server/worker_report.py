@@ -33,7 +33,7 @@ class WorkerReport:
     running: int = 0
     """Responses that get a token in each engine step."""
     waiting: int = 0
-    """Responses that wait for room in the engine."""
+    """Responses waiting for room in the engine."""
     kv_cache_usage: float = math.nan
     """Share of the engine's KV cache in use, in [0, 1]; NaN: no cache."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class WorkerReport:
     `verdict/<outcome>/<task>`; of histograms
     `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
     error: str = ""
-    """Class name of the error that made it fail."""
+    """Class name of the error that caused the failure."""
     message: str = ""
 
     @property

@@ -1,8 +1,8 @@
-"""A stalled run is reported once, with who waits for whom.
+"""Stall detection: a stalled run is reported once, with what it is blocked on.
 
-    MOVES --nothing has changed for `supervision.stall_s`, one sentence--> STILL --something changes, one more--> MOVES
+    RUNNING --no change for `supervision.stall_s`: message--> STALLED --a change: message--> RUNNING
 
-The launcher watches a run on one machine; the scheduler watches any run, and shows `bapo_stalled_seconds`.
+The launcher watches a run on one machine; the scheduler watches any run, and exports `bapo_stalled_seconds`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bapo.transport.messages import BufferStatus
 
 
 class Watchdog:
-    """Compares marks of progress: whatever changes when, and only when, the run has moved."""
+    """Compares progress marks, which change if and only if the run makes progress."""
 
     def __init__(self, settings: SupervisionConfig, *, now: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._now = settings, now
@@ -30,28 +30,28 @@ class Watchdog:
         return self._now() - self._moved_s
 
     def poll(self, mark: Hashable, why: Callable[[], str]) -> str | None:
-        """A sentence when a stall begins or ends, else None.
+        """A message when a stall begins or ends, else None.
 
         Args:
-            why: says who waits for whom; called once per stall.
-        Raises: DeadlineError with the sentence when a stall begins and is to end the run.
+            why: what the run is blocked on; called once per stall.
+        Raises: DeadlineError with the message if a stall is configured to end the run.
         """
         stalled_s = self.stalled_s
         if mark != self._mark:
             was_still, self._is_still = self._is_still, False
             self._mark, self._moved_s = mark, self._now()
-            return f"the run moves again, after {stalled_s:.0f} s" if was_still else None
+            return f"the run is making progress again after {stalled_s:.0f} s" if was_still else None
         if self._is_still or not self._settings.stall_s or stalled_s < self._settings.stall_s:
             return None
         self._is_still = True
-        sentence = f"nothing has moved for {stalled_s:.0f} s (supervision.stall_s): {why()}"
+        sentence = f"no progress for {stalled_s:.0f} s (supervision.stall_s): {why()}"
         if self._settings.stall_ends_run:
             raise DeadlineError(sentence)
         return sentence
 
 
 def mark_of(status: BufferStatus) -> Hashable:
-    """What moves in a buffer. Leases and failures are left out: they come and go while nothing gets done."""
+    """Progress mark of a buffer. Excludes leases and failures, which change without progress."""
     return (
         status.step,
         status.policy_version,
@@ -67,27 +67,29 @@ def mark_of(status: BufferStatus) -> Hashable:
 
 
 SILENT_S = 10.0
-"""Seconds after which a silent worker is named."""
+"""Seconds after which a silent worker is reported."""
 
 
 def blocked_on(status: BufferStatus, batch_size: int, num_steps: int) -> str:
-    """What holds the run up at this moment."""
+    """What the run is blocked on right now."""
     if status.step == 0:
         return _before_the_learner(status)
-    # A loop of another framework's, on the buffer alone, continues past our number of steps.
+    # A training loop of another framework may continue past run.num_steps.
     if status.step == num_steps + 1 and status.assembled_step == num_steps:
         return _evaluation_left(status)
     if status.assembled_step < status.step:
-        # A loop that reports steps of its own counting waits for the next batch all the same.
-        return f"learner waits for batch {status.assembled_step + 1}: {_missing(status, batch_size)}"
+        # A loop that reports other step numbers still waits for the next batch.
+        return f"learner is waiting for batch {status.assembled_step + 1}: {_missing(status, batch_size)}"
     leased = sum(status.leased.values())
     if leased:
-        return f"the learner trains step {status.step}, the workers sample {leased} groups"
+        return f"the learner is training step {status.step}, the workers are sampling {leased} groups"
     is_trained = status.committed_step >= status.step
-    learner = f"the learner has trained step {status.step}" if is_trained else f"the learner trains step {status.step}"
+    learner = (
+        f"the learner has trained step {status.step}" if is_trained else f"the learner is training step {status.step}"
+    )
     if status.queued.get(Purpose.FRESH.value, 0) > 0:
-        return f"workers wait for the weights of a later step than {status.policy_version}; {learner}"
-    return f"workers wait: {status.fresh_ready} fresh groups are ready, as many as the learner's lag allows; {learner}"
+        return f"workers are waiting for weights newer than version {status.policy_version}; {learner}"
+    return f"workers are idle: {status.fresh_ready} fresh groups are ready, the maximum ahead; {learner}"
 
 
 def _before_the_learner(status: BufferStatus) -> str:
@@ -96,7 +98,7 @@ def _before_the_learner(status: BufferStatus) -> str:
     held_up += _silent(status)
     if held_up:
         return f"{', '.join(held_up)}; no learner has reported a step"
-    return "workers sample ahead; the learner has not begun"
+    return "workers are sampling ahead; the learner has not started"
 
 
 def _missing(status: BufferStatus, batch_size: int) -> str:
@@ -107,7 +109,7 @@ def _missing(status: BufferStatus, batch_size: int) -> str:
         parts.append(f"{rounds} re-evaluations open")
     evaluate = status.num_open(Purpose.EVALUATE)
     if evaluate:
-        parts.append(f"{evaluate} evaluations go first")
+        parts.append(f"{evaluate} evaluations have priority")
     parts += _silent(status)
     if not sum(status.leased.values()) and (queued := status.queued.get(Purpose.FRESH.value, 0)):
         parts.append(f"{queued} queued, no worker has claimed one")
@@ -119,10 +121,10 @@ def _missing(status: BufferStatus, batch_size: int) -> str:
 
 
 def _nothing_open(*, is_filled: bool) -> str:
-    """No worker samples and nothing has failed: scheduler or learner has not sent its next request."""
+    """No worker samples and nothing has failed: the scheduler or learner has not sent its next request."""
     if not is_filled:
-        return "nothing is requested: does the scheduler run?"
-    return "nothing is open: the scheduler has a round to issue, or the learner has not requested its batch"
+        return "nothing is requested: is the scheduler running?"
+    return "no open requests: the scheduler has a round to issue, or the learner has not requested its batch"
 
 
 def _silent(status: BufferStatus) -> list[str]:

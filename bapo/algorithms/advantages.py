@@ -1,4 +1,4 @@
-"""Group-relative advantages (eq. 2), and whose rewards are the baseline.
+"""Group-relative advantages (eq. 2) and their baselines.
 
 Suffixes: G responses to one prompt, R responses of a batch.
 """
@@ -19,7 +19,7 @@ BATCH_EPS = 1e-5
 
 
 def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDArray[np.float64]:
-    """A_j of each response, from the rewards of its own group alone; constant over the response's tokens.
+    """A_j of each response from the rewards of its group; constant over the response's tokens.
 
     pop_var    (r - mean) / sqrt(var + eps)     eq. 2; the variance is the population one, as theorem 3.2 needs
     std_ddof1  (r - mean) / (std + eps)         verl and the authors' code; the sample standard deviation
@@ -27,9 +27,9 @@ def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDA
 
     Args:
         rewards: [G] as shaped.
-    Returns: [G] float64, sums to 0; all 0 when the rewards are equal. A single response has nothing to be compared
-        with: mean 0 and deviation 1 (verl), so its advantage is its reward.
-    Raises: ValueError when there is no reward or the norm is unknown.
+    Returns: [G] float64, sums to 0; all 0 if the rewards are equal. For a single response mean 0 and deviation 1 are
+        used (verl), so its advantage is its reward.
+    Raises: ValueError if there are no rewards or the norm is unknown.
     """
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0:
@@ -40,7 +40,7 @@ def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDA
 def pooled_advantages(
     rewards: ArrayLike, fresh: NDArray[np.bool_], pool: AdvantagePool, norm: AdvantageNorm, eps: float
 ) -> NDArray[np.float64]:
-    """A_j where a group's rows are not all sampled for this batch (replayed rows, an expert's).
+    """A_j of a group with rows that were not sampled for this batch (replayed or expert rows).
 
     mixed      all rows against all rows                                     LUFFY, ARPO
     split      fresh rows against fresh rows, the others against the others  RePO
@@ -80,7 +80,7 @@ def _against(
 ) -> NDArray[np.float64]:
     """`values` less the mean of `baseline`, over its deviation."""
     if norm not in ("pop_var", "std_ddof1", "center"):
-        raise ValueError(f"unknown advantage norm {norm!r}; write pop_var, std_ddof1 or center")
+        raise ValueError(f"unknown advantage norm {norm!r}; use pop_var, std_ddof1 or center")
     if len(baseline) == 1:
         mean, variance, deviation = 0.0, 1.0, 1.0
     elif np.ptp(baseline) == 0:
@@ -99,7 +99,7 @@ def _against(
 Float64s = NDArray[np.float64]
 
 RIGHT = 1.0 - 1e-6
-"""A response is right when its reward is 1, up to the rounding of float32."""
+"""A response is correct if its reward is 1, up to float32 rounding."""
 
 
 def overlong_penalty(lengths: ArrayLike, max_tokens: int, cache: int) -> Float64s:
@@ -114,7 +114,7 @@ def overlong_penalty(lengths: ArrayLike, max_tokens: int, cache: int) -> Float64
 
 
 def length_reward(rewards: ArrayLike, lengths: ArrayLike) -> Float64s:
-    """Kimi k1.5's length reward: 1/2 for the shortest of the group to -1/2 for the longest; a wrong one gains nothing.
+    """Kimi k1.5's length reward: 1/2 for the shortest to -1/2 for the longest response, at most 0 for incorrect ones.
 
     Args:
         rewards, lengths: [G] of one group.

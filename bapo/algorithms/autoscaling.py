@@ -1,26 +1,26 @@
-"""How many rollout workers there should be: one pure function.
+"""The desired number of rollout workers, as a pure function.
 
-    need = c (1 + headroom) / p      c: groups/s that the learner takes while it does not wait
-                                     p: groups/s that one worker makes while it has all the work that it can hold
-    busy = ready (1 - idle) (1 + headroom)        workers that are really at work
+    need = c (1 + headroom) / p      c: groups/s consumed by the learner while it is not waiting
+                                     p: groups/s produced by one worker at full load
+    busy = ready (1 - idle) (1 + headroom)        workers that are busy
 
-Both are fractions of a worker. The number n stays while n is in the band
+Both are real numbers. The number n is kept while it is in the band
 
     ceil(need / (1 + hysteresis))  <=  n  <=  ceil(max(need, busy) (1 + hysteresis))
 
-and otherwise becomes ceil(need), or ceil(max(need, busy)) on the way down. So a need that wanders by less than the
-factor 1 + hysteresis does not move n to and fro. Within the band the queue decides, one worker at a time:
+and otherwise becomes ceil(need), or ceil(max(need, busy)) when scaling down. So a need that varies by less than the
+factor 1 + hysteresis does not cause oscillation. Within the band the queue decides, one worker at a time:
 
-    learner waits, workers do not idle, less than a batch is ready    one more (then p was measured too high)
-    learner does not wait, groups wait, n - 1 workers suffice         one fewer
-    groups come back too old                                          one fewer
+    learner waits, workers are not idle, less than a batch is ready   one more (p was overestimated)
+    learner does not wait, groups are queued, n - 1 workers suffice   one fewer
+    groups are stale                                                  one fewer
 
-Workers that idle while the learner waits are not a reason for more: with max_steps_ahead = 0 both take turns. `busy`
-keeps the rule from taking back what the queue asked for. Rates outlive a change of n, because they are per worker and
+Workers that idle while the learner waits do not call for more: with max_steps_ahead = 0 both alternate. `busy` keeps
+the rule from reverting decisions of the queue. Rates remain valid after a change of n, because they are per worker and
 second of work; shares of time do not, because they describe the old n.
 
-Does not cover: which worker leaves, and engines whose speed is far from proportional to what they hold: p is then
-measured too high at low occupancy, and the queue's rule makes up for it one worker at a time.
+Does not cover: which worker to remove, and engines whose throughput is not proportional to their load: p is then
+overestimated at low occupancy, which the queue corrects one worker at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.settings import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
 
 
 class ScalingReason(StrEnum):
@@ -40,19 +40,19 @@ class ScalingReason(StrEnum):
 
     OFF = "off"
     BOUNDS = "bounds"
-    """There are fewer or more than the bounds allow."""
+    """The number was outside the bounds."""
     MISSING = "input_missing"
     MEASURING = "measuring"
-    """One window is not enough to act on."""
+    """There are too few measurements."""
     COOLDOWN = "cooldown"
-    """A change is due, but the last one was just now."""
+    """A change is due, but in cooldown."""
     STARTING = "workers_start"
-    """More are needed, but some that were asked for are not ready yet."""
+    """More are needed, but requested ones are not ready yet."""
     WORK_LACKS = "work_lacks"
-    """More are needed by the rates, but while the learner waits workers have empty room: requests or the time of one
-    response are the limit. A larger `cadence.max_steps_ahead` helps, more workers do not."""
+    """More are needed by the rates, but workers have free capacity while the learner waits: requests or the latency of
+    a response are the bottleneck. A larger `cadence.max_steps_ahead` helps, more workers do not."""
     WEIGHTS_LATE = "weights_late"
-    """More are needed, but workers have older weights than requests admit: more of them would not help."""
+    """More are needed, but workers have older weights than requests allow: more of them would not help."""
     MATCHED = "matched"
     RATE_ABOVE = "rate_above"
     RATE_BELOW = "rate_below"
@@ -63,30 +63,30 @@ class ScalingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One window of a run. None: could not be measured."""
+    """Measurements of one window. None: not measured."""
 
     wanted: int
-    """Workers that were asked for."""
+    """Target number of workers."""
     ready: int
-    """Of these, the ones that sample."""
+    """Workers that are sampling."""
     wait_share: float | None
-    """[0, 1] of the window's time, in which the learner had no batch."""
+    """[0, 1] fraction of time in which the learner waited for a batch."""
     idle_share: float | None
-    """[0, 1] of the room of ready workers, that was empty."""
+    """[0, 1] idle fraction of the ready workers' capacity."""
     ready_batches: float | None
-    """Fresh groups that wait, over B, at the end of the window."""
+    """Queued fresh groups divided by B, at the end of the window."""
     consume_rate: float | None
-    """c: fresh groups per second that the learner took, per second that it did not wait."""
+    """c: fresh groups consumed per second while the learner was not waiting."""
     produce_rate: float | None
-    """p: fresh groups per second and worker, per second in which its room was full."""
+    """p: fresh groups per second and worker at full load."""
     stale_share: float | None
-    """[0, 1] of pushed groups that were too old."""
+    """[0, 1] fraction of pushed groups that were stale."""
     version_lag: int | None
-    """Steps between the learner and the oldest weights that a ready worker has."""
+    """Steps between the learner and the oldest weights of a ready worker."""
     spare_share: float
-    """[0, 1] of the room of ready workers, that was empty while the learner waited; 0 if it did not wait."""
+    """[0, 1] idle fraction of the ready workers' capacity while the learner waited; 0 if it did not wait."""
     lag_bound: int
-    """Most steps that a request may admit (`cadence.max_staleness`)."""
+    """Maximum staleness (`cadence.max_staleness`)."""
 
 
 INPUTS = (
@@ -102,16 +102,16 @@ INPUTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the rule remembers."""
+    """State of the rule."""
 
     consume_rate: float | None = None
     produce_rate: float | None = None
     wait_share: float | None = None
     idle_share: float | None = None
     windows: int = 0
-    """Since the number last changed."""
+    """Windows since the last change."""
     changed_s: float | None = None
-    """When it last changed."""
+    """Time of the last change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class ScalingDecision:
     desired: int
     reason: ScalingReason
     need: float | None = None
-    """Workers, a real number; None while a rate is unknown."""
+    """Needed workers, a real number; None while a rate is unknown."""
     missing: tuple[str, ...] = ()
     """Inputs that could not be measured."""
 
@@ -234,55 +234,55 @@ def _why_not(
 
 
 class AutoscalingConfig(Frozen):
-    """Rollout workers that follow the learner (docs/cluster.md): more when it waits, fewer when groups wait for it."""
+    """Autoscaling of rollout workers (docs/cluster.md): more if the learner waits, fewer if groups queue up."""
 
     actuator: Literal["off", "fleet", "external"] = "off"
-    """Who changes the number of workers, exactly one. off: `bapo scale RUN N`. fleet: the rollout server, as the
-    rule says. external: whatever adds hosts to the Ray cluster (HPA or KEDA on `bapo_rollout_desired_workers`); the
-    fleet then has as many workers as the cluster has room for."""
+    """What changes the number of workers. off: only `bapo scale RUN N`. fleet: the rollout server. external: whatever
+    adds hosts to the Ray cluster (HPA or KEDA on `bapo_rollout_desired_workers`); the number of workers follows the
+    size of the cluster."""
     min_workers: int = Field(1, ge=1)
-    """Never fewer."""
+    """Minimum number of workers."""
     max_workers: int | None = Field(None, ge=1)
-    """Never more; null: rollout.max_workers."""
-    window_s: float = Field(15.0, gt=0, le=MOST_SECONDS)
-    """The run is judged at the first weight update after this many seconds; without one, after eight times as long."""
+    """Maximum number of workers; null: rollout.max_workers."""
+    window_s: float = Field(15.0, gt=0, le=MAX_SECONDS)
+    """Decisions are made at the first weight update after this many seconds, or after eight times as long."""
     smoothing_windows: int = Field(3, ge=1)
-    """Rates are moving averages over about this many windows: the newest weighs 2 / (1 + smoothing_windows)."""
+    """Rates are moving averages over about this many windows: the newest has weight 2 / (1 + smoothing_windows)."""
     headroom: float = Field(0.1, ge=0)
-    """Workers beyond what the learner takes, as a share: groups differ in length, and workers die."""
+    """Fraction of workers beyond the need, for varying group lengths and worker crashes."""
     hysteresis: float = Field(0.2, ge=0)
-    """Rates that move by less than this share change nothing."""
+    """Changes of rates below this fraction are ignored."""
     wait_threshold: float = Field(0.1, gt=0, le=1)
-    """The learner waits, when it spends this share of its time or more without a batch."""
+    """Fraction of time without a batch from which the learner counts as waiting."""
     idle_threshold: float = Field(0.1, gt=0, le=1)
-    """Workers idle, when this share of their room or more is empty."""
+    """Idle fraction of capacity from which workers count as idle."""
     spare_threshold: float = Field(0.5, gt=0, le=1)
-    """More workers would have nothing to do, when this share of the room is empty even while the learner waits."""
+    """Idle fraction of capacity while the learner waits, from which more workers would not help."""
     ready_low: float = Field(1.0, gt=0)
-    """Batches of fresh groups below which a learner that waits asks for a worker more."""
+    """Queued batches below which a waiting learner causes an additional worker."""
     ready_high: float = Field(2.0, gt=0)
-    """Batches of fresh groups from which on groups wait for the learner."""
+    """Queued batches from which groups count as waiting for the learner."""
     stale_threshold: float = Field(0.01, ge=0, le=1)
-    """Share of pushed groups that were too old to be taken, above which there are too many workers."""
-    up_cooldown_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
-    """After any change, seconds before the next one upwards."""
-    down_cooldown_s: float = Field(120.0, ge=0, le=MOST_SECONDS)
-    """After any change, seconds before the next one downwards."""
+    """Fraction of stale pushed groups above which there are too many workers."""
+    up_cooldown_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
+    """Seconds after a change before scaling up."""
+    down_cooldown_s: float = Field(120.0, ge=0, le=MAX_SECONDS)
+    """Seconds after a change before scaling down."""
     max_up: int = Field(4, ge=1)
-    """Most workers that one change adds."""
+    """Maximum number of workers added at once."""
     max_down: int = Field(1, ge=1)
-    """Most workers that one change takes away."""
+    """Maximum number of workers removed at once."""
 
     @model_validator(mode="after")
     def bounds_are_ordered(self) -> Self:
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ValueError(
                 f"max_workers = {self.max_workers} is less than min_workers = {self.min_workers}; "
-                f"write max_workers = {self.min_workers}, or fewer min_workers"
+                f"set max_workers = {self.min_workers}, or lower min_workers"
             )
         if self.ready_high < self.ready_low:
             raise ValueError(
-                f"ready_high = {self.ready_high} is below ready_low = {self.ready_low}, so both would hold at once; "
-                f"write ready_high = {self.ready_low} or more"
+                f"ready_high = {self.ready_high} is below ready_low = {self.ready_low}, so both would apply at once; "
+                f"set ready_high = {self.ready_low} or more"
             )
         return self

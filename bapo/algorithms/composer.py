@@ -1,13 +1,13 @@
-"""What a batch composer is: a pure rule from what the buffer holds to what step t trains.
+"""The composer interface: a pure function from the contents of the buffer to the batch of step t.
 
 The buffer service calls `compose` once per step, inside the atomic assembly of that step, and then applies the
-Decision to its store. So an algorithm is one file of this folder; store, wire and learner do not know its name.
+Decision to its store. So an algorithm is one file of this folder; store, wire and learner are independent of it.
 
-    AssemblyView (what there is)  --compose-->  Decision (what trains, what stays, and why)
+    AssemblyView (contents)       --compose-->  Decision (what trains, what is kept, and why)
                                           '-->  NeedMore (another round of fresh groups, then re-evaluated)
 
-`bad` and `high` are the composer's two memories: prompts to be re-evaluated, and whole groups to be used again. What a
-group is kept for, and for how long, is its own affair.
+`bad` and `high` are the two buffers of a composer: prompts to re-evaluate, and whole groups to reuse. What is kept and
+for how long is up to the composer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rng = Callable[[str], random.Random]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyView:
-    """What the buffer holds when step t is assembled."""
+    """The contents of the buffer when step t is assembled."""
 
     step: int
     """t, from 1."""
@@ -35,15 +35,15 @@ class AssemblyView:
     """X_on(t): the groups of every round so far, exactly `AlgorithmConfig.num_fresh(t)` in each, in the order of their
     requests."""
     reevaluated: tuple[GroupStat, ...]
-    """Groups of re-evaluations that arrived since the last assembly, in the order of their requests."""
+    """Re-evaluated groups that arrived since the last assembly, in request order."""
     bad: tuple[HardPrompt, ...]
     """B_bad, oldest first."""
     high: tuple[GroupStat, ...]
     """B_high, oldest first; `birth` is the step that inserted it."""
     previous_r_tot: float | None
-    """r_tot of the step before; None at t = 1."""
+    """r_tot of the previous step; None at t = 1."""
     round: int = 1
-    """Generation rounds that `fresh` holds."""
+    """Number of generation rounds in `fresh`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +59,14 @@ class Decision:
     """What trains, in the order X1, X2, X3."""
     r_tot: float
     c2: float = 0.0
-    """0 where there is no window."""
+    """0 without a window."""
     c3: float = 0.0
     bad: tuple[HardPrompt, ...] = ()
     """B_bad after this step, oldest first."""
     high: tuple[GroupStat, ...] = ()
     """B_high after this step, oldest first."""
     reasons: Mapping[str, str]
-    """Group id -> why it trains or does not: one of the words of `Reason`."""
+    """Group id -> why it trains or does not: a value of `Reason`."""
 
     def ids(self, origin: Origin) -> tuple[str, ...]:
         """Ids of the items of this origin: of whole groups, the groups'."""
@@ -95,7 +95,7 @@ class NeedMore:
     """The step needs another round of `num_fresh(t)` fresh groups before it can be composed."""
 
     found: int
-    """Groups so far that would train."""
+    """Groups that would train so far."""
     wanted: int
     """Groups that would fill the batch."""
 
@@ -107,7 +107,7 @@ def whole_groups(x1: Iterable[str] = (), x2: Iterable[str] = (), x3: Iterable[st
 
 
 class Reason:
-    """The words that say why a group trains in a step or does not."""
+    """Why a group trains in a step or does not."""
 
     INFORMATIVE = "informative"
     """x1: passed the online filter."""
@@ -122,11 +122,11 @@ class Reason:
     SUPERVISED = "supervised"
     """Its expert row trains by cross-entropy."""
     ALL_INCORRECT = "all_incorrect"
-    """Left out: mu < 1/G."""
+    """Not trained: mu < 1/G."""
     ALL_CORRECT = "all_correct"
-    """Left out: mu > (G-1)/G."""
+    """Not trained: mu > (G-1)/G."""
     FILTERED = "filtered"
-    """Informative, but the Gaussian or uniform filter left it out."""
+    """Informative, but dropped by the Gaussian or uniform filter."""
     DUPLICATE_PROMPT = "duplicate_prompt"
     """Another group of the same prompt is in the batch."""
     STILL_HARD = "still_hard"
@@ -144,7 +144,7 @@ class Reason:
     SURPLUS = "surplus"
     """Informative, but the rounds of its step have filled the batch without it."""
     STALE = "stale"
-    """Fresh, but sampled more than `cadence.max_staleness` steps ago: the buffer drops it and asks its prompt again."""
+    """Fresh, but sampled more than `cadence.max_staleness` steps ago: dropped, and its prompt is re-sampled."""
 
 
 class Composer(Protocol):
@@ -154,10 +154,10 @@ class Composer(Protocol):
     prompts_once: bool
     """It promises that no prompt trains twice in one step by the surrogate; the assembler checks it."""
     max_rounds: int
-    """Generation rounds that one step may take; 1: it never answers NeedMore."""
+    """Maximum generation rounds per step; 1: never returns NeedMore."""
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision | NeedMore:
-        """D_t and the buffers after it, or the wish for another round of fresh groups."""
+        """D_t and the buffers after it, or a request for another round of fresh groups."""
         ...
 
     def hard_prompts_to_ask(
@@ -167,7 +167,7 @@ class Composer(Protocol):
 
         Args:
             excluded: prompt ids of X_on(t).
-            cost: what sampling has paid before t; None: not measured, because no setting asks for it.
+            cost: yield of sampling before t; None: not needed by the settings.
         Returns: at most M ids; empty for an algorithm that never re-samples.
         """
         ...

@@ -1,4 +1,4 @@
-"""The settings of the pure part: batch composition and cadence. The whole tree is in `bapo.config.tree`.
+"""Settings of batch composition and cadence. The whole config is in `bapo.config.tree`.
 
 Sizes are counted in groups (prompts), never in responses.
 """
@@ -12,51 +12,51 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bapo.algorithms.reward_levels import levels_within
-from bapo.core.call_limits import MOST_REQUESTS, MOST_RESPONSES
+from bapo.core.call_limits import MAX_REQUESTS, MAX_RESPONSES
 
 
 class Frozen(BaseModel):
-    """Immutable, and a misspelt key is an error."""
+    """Immutable; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-MOST_SECONDS = 1e6
-"""Of any configured time, eleven days: a pipe can be watched for 2^31 milliseconds at most, and a longer wait fails."""
+MAX_SECONDS = 1e6
+"""Maximum of any configured time, eleven days: poll() is limited to 2^31 ms."""
 
 
 class ReplayConfig(Frozen):
-    """What is kept of the past, and how much of it trains again; docs/methods.md says which composer reads what."""
+    """Replay: what is kept, and how much of it is trained again; see docs/methods.md for the keys of each composer."""
 
     share: float = Field(0.0, ge=0, lt=1)
-    """Part of B that is replayed instead of sampled: p of ReMix, 1 - sigma of DOTS."""
+    """Fraction of B that is replayed instead of sampled: p of ReMix, 1 - sigma of DOTS."""
     first_step: int = Field(1, ge=1)
-    """First step with that part; the steps before it are all fresh (DOTS fills its memory so)."""
+    """First step with replay; earlier steps are all fresh (DOTS fills its memory)."""
     last_step: int | None = Field(None, ge=1)
-    """Last step with that part: T of ReMix, on-policy afterwards; null: no end."""
+    """Last step with replay: T of ReMix, on-policy afterwards; null: no end."""
     window: int = Field(2, ge=1)
     """N of ReMix: replayed groups come from this many steps before."""
     capacity: int | None = Field(512, ge=1)
-    """Most groups in the memory, first in first out; null: no bound but that of each prompt."""
+    """Maximum groups in the memory, first in first out; null: limited only per prompt."""
     per_prompt: int = Field(16, ge=1)
-    """Most responses of one prompt in the memory (RePO), or most right ones (ARPO)."""
+    """Maximum responses per prompt in the memory (RePO), or maximum correct ones (ARPO)."""
     num_rows: int = Field(8, ge=1)
-    """k: stored responses that join a prompt's fresh ones (RePO)."""
+    """k: stored responses that are joined to a prompt's fresh ones (RePO)."""
     strategy: Literal["highest_k", "recent_k", "random_k", "all", "max_variance_k"] = "highest_k"
-    """Which stored responses join them (RePO)."""
+    """Which stored responses are joined (RePO)."""
     keep_homogeneous: bool = False
-    """Keep groups whose rewards are all equal, too (DOTS)."""
+    """Also keep zero-variance groups (DOTS)."""
     min_success: float = Field(0.1, ge=0, lt=1)
-    """A response above this reward is kept as a success (ARPO)."""
+    """Reward above which a response is kept as a success (ARPO)."""
     sft_items: int | None = Field(None, ge=1)
-    """Expert solutions of one supervised step, which happens when this many wait (ReLIFT); null: B."""
+    """Expert solutions per supervised step, which runs when this many are queued (ReLIFT); null: B."""
 
     @model_validator(mode="after")
     def replay_does_not_end_before_it_begins(self) -> Self:
         if self.last_step is not None and self.last_step < self.first_step:
             raise ValueError(
                 f"replay.last_step = {self.last_step} is before replay.first_step = {self.first_step}, so no step "
-                f"would replay; write last_step = {self.first_step} or later, or null"
+                f"would replay; set last_step = {self.first_step} or later, or null"
             )
         return self
 
@@ -65,24 +65,24 @@ class AlgorithmConfig(Frozen):
     """Batch composition: which groups train (section 3.2 of the paper)."""
 
     name: str = "bapo"
-    """Composer: a file of `bapo/algorithms` that makes one. All but `bapo` use neither X2 nor B_bad."""
+    """Composer: a file of `bapo/algorithms/composers`. Only `bapo` uses X2 and B_bad."""
     selector: str = "uniform"
     """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `kimi`, and `dots`, a
     variant with a predictor that is trained online)."""
     batch_size: int = Field(256, ge=1)
-    """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
-    group_size: int = Field(8, ge=2, le=MOST_RESPONSES)
+    """B: fresh groups per step, and maximum groups per batch (eq. 7)."""
+    group_size: int = Field(8, ge=2, le=MAX_RESPONSES)
     """G: responses per prompt."""
     c1: float = Field(1 / 8, ge=0, lt=1)
     """Hard threshold: a group with mu <= c1 enters B_bad; a re-evaluation with c1 < mu' < 1 becomes X2 (eq. 6)."""
     c2_range: tuple[float, float] = (1 / 8, 4 / 8)
-    """(low, high) of the lower edge of the window of B_high (eq. 8)."""
+    """(low, high) of c2, the lower bound of the window of B_high (eq. 8)."""
     c3_range: tuple[float, float] = (2 / 8, 5 / 8)
-    """(low, high) of the upper edge of the window of B_high (eq. 8)."""
+    """(low, high) of c3, the upper bound of the window of B_high (eq. 8)."""
     threshold_schedule: Literal["eq8", "inverted", "official", "fixed"] = "eq8"
-    """How r_tot moves c2 and c3. `fixed` uses the low ends."""
+    """Schedule of c2 and c3 by r_tot. `fixed` uses the low ends."""
     r_tot_decay: float = Field(0.0, ge=0, lt=1)
-    """Weight of the previous r_tot in a moving average; 0 takes this step's mean alone."""
+    """Weight of the previous r_tot in a moving average; 0: only the mean of this step."""
     online_filter: Literal["range", "gaussian", "gaussian_quota", "uniform", "none"] = "range"
     """Which fresh groups become X1 (appendix A.3). `none` keeps all: the GRPO baseline."""
     gaussian_center: float = 0.5
@@ -90,38 +90,38 @@ class AlgorithmConfig(Frozen):
     gaussian_width: float = Field(0.2, gt=0)
     """sigma_f of the Gaussian filter."""
     gaussian_share: float = Field(0.75, gt=0, le=1)
-    """Share of fresh groups that `gaussian_quota` aims at."""
+    """Target fraction of fresh groups kept by `gaussian_quota`."""
     uniform_share: float = Field(0.6, gt=0, le=1)
-    """Share of fresh groups that `uniform` keeps."""
+    """Fraction of fresh groups kept by `uniform`."""
     use_x2: bool = True
-    """Re-evaluate hard prompts (false: the ablation without X2, and no extra rollouts)."""
+    """Re-evaluate hard prompts (false: ablation without X2 and without extra rollouts)."""
     use_x3: bool = True
-    """Reuse groups of B_high (false: the ablation without X3)."""
+    """Reuse groups of B_high (false: ablation without X3)."""
     bad_capacity: int | None = Field(None, ge=1)
-    """Most prompts in B_bad, first in first out; default B."""
+    """Maximum prompts in B_bad, first in first out; default B."""
     high_window: int = Field(3, ge=1)
-    """S: B_high holds groups of this many latest steps."""
-    max_reevaluated: int = Field(128, ge=1, le=MOST_REQUESTS)
-    """M: most hard prompts that are re-sampled at one re-evaluation."""
+    """S: B_high contains groups of this many latest steps."""
+    max_reevaluated: int = Field(128, ge=1, le=MAX_REQUESTS)
+    """M: maximum hard prompts per re-evaluation round."""
     hard_prompt_sampling: Literal["uniform", "gain"] = "uniform"
-    """Which of more than M hard prompts are re-sampled: drawn uniformly, or those of the largest expected gain."""
+    """Which hard prompts are re-evaluated if there are more than M: a uniform sample, or those with the largest
+    expected gain."""
     hard_prompt_value: float | None = Field(None, gt=0)
-    """What an improved hard prompt is worth, in informative fresh groups: re-evaluations are the fewer, the less they
-    gain compared with fresh groups; null: M, whatever they gain."""
+    """Value of an improved hard prompt, in informative fresh groups: the less re-evaluations gain compared with fresh
+    groups, the fewer there are; null: always M."""
     x3_policy: Literal["window", "refill", "youngest"] = "window"
-    """Which groups of the latest S steps become X3: those of eq. 7; those, and after them any informative ones while
-    there is room; or any informative ones from the start. The latter two are taken youngest first, and among equals
-    nearest to mu = 1/2."""
+    """Which groups of the latest S steps become X3: those of eq. 7; those, then any informative ones while there is
+    room; or any informative ones. The latter two prefer the youngest, then those nearest to mu = 1/2."""
     drop_zero_variance_x3: bool = True
-    """Never reuse a group whose rewards are all equal."""
+    """Never reuse a zero-variance group."""
     x3_exactly_half: bool = False
-    """Mini-test: X3 takes groups with mu == 1/2 only, instead of the window [c2, c3]."""
+    """Mini-test: X3 uses only groups with mu == 1/2, instead of the window [c2, c3]."""
     max_rounds: int = Field(4, ge=1)
-    """Generation rounds of one step of `dapo`: then it trains the informative groups that there are."""
+    """Maximum generation rounds per step of `dapo`, after which it trains the informative groups so far."""
     num_experts: int = Field(0, ge=0, le=1)
-    """Rows of a group's G that are not sampled but the task's expert solution: 1 for `luffy` and `relift`."""
+    """Rows of a group that are the task's expert solution instead of sampled: 1 for `luffy` and `relift`."""
     replay: ReplayConfig = ReplayConfig()
-    """What composers keep to use again."""
+    """Replay settings of composers."""
 
     @property
     def capacity(self) -> int:
@@ -150,7 +150,7 @@ class AlgorithmConfig(Frozen):
     def fresh_groups_are_left(self) -> Self:
         if round(self.replay.share * self.batch_size) >= self.batch_size:
             raise ValueError(
-                f"replay.share = {self.replay.share} of batch_size = {self.batch_size} leaves no fresh group; write a "
+                f"replay.share = {self.replay.share} of batch_size = {self.batch_size} leaves no fresh group; use a "
                 "smaller share"
             )
         return self
@@ -159,11 +159,11 @@ class AlgorithmConfig(Frozen):
     def windows_are_ordered(self) -> Self:
         for key, (low, high) in {"c2_range": self.c2_range, "c3_range": self.c3_range}.items():
             if not 0 <= low <= high <= 1:
-                raise ValueError(f"{key} = [{low}, {high}]: write low <= high, both in [0, 1]")
+                raise ValueError(f"{key} = [{low}, {high}]: must be low <= high, both in [0, 1]")
         if self.c2_range[0] > self.c3_range[0] or self.c2_range[1] > self.c3_range[1]:
             raise ValueError(
-                f"c2_range = {list(self.c2_range)} lies above c3_range = {list(self.c3_range)}, so the window [c2, c3] "
-                "would be empty; write c2_range with ends that are not above those of c3_range"
+                f"c2_range = {list(self.c2_range)} is above c3_range = {list(self.c3_range)}, so the window [c2, c3] "
+                "would be empty; use a c2_range with ends that are not above those of c3_range"
             )
         return self
 
@@ -171,14 +171,14 @@ class AlgorithmConfig(Frozen):
     def each_subset_can_have_members(self) -> Self:
         if self.x3_exactly_half and self.group_size % 2:
             raise ValueError(
-                f"x3_exactly_half = true, but no group of group_size = {self.group_size} is half right; "
-                f"write group_size = {self.group_size + 1}, or x3_exactly_half = false"
+                f"x3_exactly_half = true, but no group of group_size = {self.group_size} has a pass rate of 1/2; "
+                f"set group_size = {self.group_size + 1}, or x3_exactly_half = false"
             )
         highest = (self.group_size - 1) / self.group_size
         if self.use_x2 and self.c1 >= highest:
             raise ValueError(
                 f"c1 = {self.c1} leaves no level with c1 < mu' < 1 at group_size = {self.group_size}, so X2 would "
-                f"always be empty; write c1 below {highest}, or use_x2 = false"
+                f"always be empty; set c1 below {highest}, or use_x2 = false"
             )
         return self
 
@@ -190,30 +190,30 @@ class AlgorithmConfig(Frozen):
         levels = set(levels_within(c2, c3, self.group_size))
         if self.drop_zero_variance_x3 and levels and levels <= {0, self.group_size}:
             raise ValueError(
-                f"threshold_schedule = fixed with c2 = {c2} and c3 = {c3} admits only groups whose rewards are all "
-                "equal, which drop_zero_variance_x3 drops; widen c2_range and c3_range, or write use_x3 = false"
+                f"threshold_schedule = fixed with c2 = {c2} and c3 = {c3} allows only zero-variance groups, "
+                "which drop_zero_variance_x3 drops; widen c2_range and c3_range, or set use_x3 = false"
             )
         return self
 
 
 class CadenceConfig(Frozen):
-    """When the workers get new weights and when hard prompts are re-sampled."""
+    """Intervals of weight updates and re-evaluations."""
 
     weight_sync_interval: int = Field(5, ge=1)
-    """v: steps between two updates of the workers' weights (Algorithm 1, lines 3 to 5)."""
+    """v: steps between weight updates of the workers (Algorithm 1, lines 3 to 5)."""
     reevaluation_interval: int = Field(5, ge=1)
-    """m: steps between two re-evaluations of B_bad (Algorithm 1, lines 13 to 15); a multiple of v."""
+    """m: steps between re-evaluations of B_bad (Algorithm 1, lines 13 to 15); a multiple of v."""
     max_steps_ahead: int = Field(1, ge=0)
-    """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
-    neither waits for the other; staleness of fresh groups is then at most weight_sync_interval - 1 + s, of re-evaluated
-    ones only if batches wait for them."""
+    """0: exactly the paper's schedule, with a wait at each update. s >= 1: workers sample up to s steps ahead, so that
+    sampling and training overlap; staleness of fresh groups is then at most weight_sync_interval - 1 + s, of
+    re-evaluated ones only if batches wait for them."""
     wait_for_reevaluation: bool = False
     """true: step t waits for the re-evaluation of step t (the paper's order).
     false: X2 joins the first batch that is assembled after its groups arrive."""
 
     @property
     def max_staleness(self) -> int:
-        """Most steps between the version that sampled a fresh group and the step that trains it."""
+        """Maximum staleness of a fresh group."""
         return self.weight_sync_interval - 1 + self.max_steps_ahead
 
     @property
@@ -241,7 +241,7 @@ class CadenceConfig(Frozen):
             raise ValueError(
                 f"reevaluation_interval = {self.reevaluation_interval} must be a multiple of weight_sync_interval = "
                 f"{self.weight_sync_interval}, because X2 is sampled from pi_theta_t (docs/paper.md, Decisions); "
-                f"write reevaluation_interval = {above}"
+                f"set reevaluation_interval = {above}"
             )
         return self
 

@@ -74,7 +74,7 @@ def snap(c2: float, c3: float, group_size: int) -> tuple[float, float]:
     if levels_within(c2, c3, group_size):
         return c2, c3
     k = min(group_size - 1, max(1, round(group_size * (c2 + c3) / 2)))
-    log.info("no level of G=%d lies in [c2=%.4f, c3=%.4f]: X3 takes k=%d", group_size, c2, c3, k)
+    log.info("no level of G=%d is in [c2=%.4f, c3=%.4f]: X3 uses k=%d", group_size, c2, c3, k)
     return k / group_size, k / group_size
 
 

@@ -14,9 +14,9 @@ else:
     Axes = Figure = Any
 
 INK = "#010203"
-COLOURS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
+COLORS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
 RED = "#ef4444"
-LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#a855f7", "#ec4899", "#0ea5b7", "#84703c", "#7c8694")
+LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#a855f7", "#ec4899", "#0ea5b7", "#84703c", "#7c8694")
 LINE_STYLES = ("-", "--", ":", "-.")
 PNG_DPI = 160
 
@@ -62,8 +62,8 @@ def label(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
 
 def line_style(index: int) -> dict[str, Any]:
     """Color and dashes of the index-th line of a figure: 32 that differ."""
-    dashes = LINE_STYLES[index // len(LINE_COLOURS) % len(LINE_STYLES)]
-    return {"color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": dashes}
+    dashes = LINE_STYLES[index // len(LINE_COLORS) % len(LINE_STYLES)]
+    return {"color": LINE_COLORS[index % len(LINE_COLORS)], "linestyle": dashes}
 
 
 def write_files(figure: Figure, stem: Path) -> list[Path]:

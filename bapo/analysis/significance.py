@@ -28,7 +28,7 @@ def crossed(table: Sequence[Sequence[float]]) -> Estimate:
     """
     num_seeds, num_prompts = len(table), len(table[0]) if table else 0
     if num_prompts == 0 or any(len(row) != num_prompts for row in table):
-        raise ValueError(f"{num_seeds} seeds need the same prompts, got {[len(row) for row in table]}")
+        raise ValueError(f"all {num_seeds} seeds must have the same prompts, got {[len(row) for row in table]}")
     mean = sum(map(sum, table)) / (num_seeds * num_prompts)
     variance, freedom = _variance(table, mean)
     half = student_quantile(TAIL, freedom) * math.sqrt(variance)
@@ -47,7 +47,7 @@ def weighted(table: Sequence[Sequence[float]], weights: Sequence[float]) -> Esti
     """
     mean_weight = sum(weights) / len(weights) if weights else 0.0
     if mean_weight <= 0.0:
-        raise ValueError("no prompt has a weight")
+        raise ValueError("all prompt weights are 0")
     ratio = sum(map(sum, table)) / (len(table) * sum(weights))
     return crossed(
         [[ratio + (x - ratio * w) / mean_weight for x, w in zip(row, weights, strict=True)] for row in table]
@@ -93,7 +93,7 @@ def _variance(table: Sequence[Sequence[float]], mean: float) -> tuple[float, flo
     seeds = [sum(row) / P for row in table]
     prompts = [sum(row[j] for row in table) / S for j in range(P)]
     if P == 1:
-        raise ValueError("one prompt says nothing about others")
+        raise ValueError("at least two prompts are required")
     ms_prompt = S * sum((value - mean) ** 2 for value in prompts) / (P - 1)
     if S == 1:
         return ms_prompt / P, P - 1

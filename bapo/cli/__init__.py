@@ -1,1 +1,1 @@
-"""The commands of `bapo`, one file per group. They check and prepare; the launcher process does the work."""
+"""The commands of `bapo`, one file per group. They validate and prepare; the launcher process does the work."""

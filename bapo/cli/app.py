@@ -1,4 +1,4 @@
-"""The `bapo` command. Every error is one message and an exit code of `bapo.core.errors`; `--help` has examples."""
+"""The `bapo` command. Errors are printed as one message, with an exit code from `bapo.core.errors`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bapo.core.text import plain_lines
 app = typer.Typer(
     name="bapo",
     help="Post-train language models with reinforcement learning from verifiable rewards, off-policy (BAPO, ICLR 2026)."
-    "\n\nNew here? bapo init writes a configuration, bapo train starts it.",
+    "\n\nNew here? bapo init writes a config, bapo train runs it.",
     cls=Group,
     context_settings=HELP,
     no_args_is_help=True,
@@ -86,11 +86,11 @@ app.add_typer(tokens.app, name="tokens", rich_help_panel=Panel.DEPLOY.value)
 
 
 def main() -> None:
-    """Entry point: an error of this package ends with its message and exit code, without a traceback."""
+    """Entry point: BAPO errors exit with their message and exit code, without a traceback."""
     try:
         app()
     except BapoError as error:
-        # Messages repeat text from files and services, which could hold control characters.
+        # Messages contain text from files and services, which may include control characters.
         typer.secho(f"error: {plain_lines(str(error))}", fg=typer.colors.RED, err=True)
         sys.exit(error.exit_code)
 

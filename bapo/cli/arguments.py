@@ -1,4 +1,4 @@
-"""What commands share: CONFIG files with trailing overrides, RUN, confirmation, and the hand-over to the launcher."""
+"""Shared by commands: CONFIG files with overrides, RUN, confirmation, and exec of the launcher."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bapo.runtime.run_directory.layout import RunDirectory
 
 AUTO = "auto"
 LATEST = "latest"
-"""Stands for the run in `outputs` that was written to last."""
+"""Alias for the most recently modified run in `outputs`."""
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Click settings: `--section.key value` goes to CONFIG, where `split_tokens` finds it."""
+"""Click settings: `--section.key value` is passed to CONFIG, where `split_tokens` parses it."""
 
 Tokens = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="CONFIG... [--section.key VALUE]...",
-        help="TOML files or preset names, the later over the earlier; then overrides.",
+        help="TOML files or preset names; later ones take precedence. Then overrides.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
@@ -40,7 +40,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Runs that a shell offers for RUN."""
+    """Shell completion of RUN."""
     paths = [str(path.parent) for path in Path(RunConfig().root).glob("*/config.toml")]
     return [name for name in (LATEST, *sorted(paths)) if name.startswith(incomplete)]
 
@@ -49,15 +49,15 @@ _RUN = typer.Argument(
     metavar="RUN", help="A run directory, such as outputs/demo-001, or latest.", autocompletion=complete_run
 )
 Run = Annotated[str, _RUN]
-"""Of commands that change a run, or need another argument: named, never guessed."""
+"""For commands that change a run or take another argument: required, never inferred."""
 RunOrLatest = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory; default: latest.", autocompletion=complete_run)
 ]
-"""Of commands that only read."""
+"""For read-only commands."""
 
 
 def split_tokens(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files and overrides, wherever they stand: `a.toml --learner.lr 1e-4 b.toml`."""
+    """Split files and overrides in any order: `a.toml --learner.lr 1e-4 b.toml`."""
     files: list[str] = []
     overrides: list[str] = []
     rest = list(tokens)
@@ -73,7 +73,7 @@ def split_tokens(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def load(tokens: Sequence[str] | None) -> Config:
-    """The configuration that the arguments of a command mean. Raises: ConfigError."""
+    """Load the config from the arguments of a command. Raises: ConfigError."""
     return load_config(*split_tokens(tokens or []))
 
 
@@ -88,7 +88,7 @@ def load_named(tokens: Sequence[str] | None) -> Config:
 
 
 def free_name(root: Path, stem: str) -> str:
-    """`stem-001`, or the first number after it that no run in `root` has."""
+    """`stem-001`, or the first unused number after it in `root`."""
     number = 1
     while (root / f"{stem}-{number:03d}").exists():
         number += 1
@@ -96,22 +96,22 @@ def free_name(root: Path, stem: str) -> str:
 
 
 def open_run(run: str) -> RunDirectory:
-    """The run that the user names. Raises: ConfigError."""
+    """Open the run given by the user. Raises: ConfigError."""
     return RunDirectory.open(run_path(run))
 
 
 def run_path(run: str) -> str:
-    """The path as it is; of `latest` that of the run in outputs/ that was written to last. Raises: ConfigError."""
+    """The path, with `latest` resolved to the most recently modified run in outputs/. Raises: ConfigError."""
     if run != LATEST:
         return run
     configs = sorted(Path(RunConfig().root).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not configs:
-        raise ConfigError(f"there is no run in {RunConfig().root}; write the path of a run directory")
+        raise ConfigError(f"no run in {RunConfig().root}; pass the path of a run directory")
     return str(configs[-1].parent)
 
 
 def started_line(run: RunDirectory) -> str:
-    """Which run is meant: its path, and who started it when."""
+    """Describe the run: its path, and when it was started by which process."""
     fields = run.read_run()
     if not fields.get("pid") or not fields.get("started_at"):
         return f"run {run.path}, not started on this machine"
@@ -120,26 +120,26 @@ def started_line(run: RunDirectory) -> str:
 
 
 def confirm(question: str, *, yes: bool, loses: bool = False) -> None:
-    """Ask on a terminal before something changes; a script is not asked.
+    """Ask for confirmation on a terminal; scripts are not asked.
 
     Args:
-        loses: the change cannot be undone, so a script has to say --yes.
-    Raises: typer.Abort after a no; ConfigError for a script without --yes.
+        loses: the change is irreversible, so scripts must pass --yes.
+    Raises: typer.Abort if declined; ConfigError for a script without --yes.
     """
     if not yes and is_terminal():
         typer.confirm(question, abort=True, err=True)
     elif not yes and loses:
-        raise ConfigError(f"{question} Nothing was changed: without a terminal, confirm with --yes")
+        raise ConfigError(f"{question} Not a terminal: confirm with --yes. Nothing was changed")
 
 
 def is_terminal() -> bool:
-    """Whether a person can answer a question."""
+    """Whether stdin and stdout are interactive."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show on stderr what a slow step waits for: animated on a terminal, else one line."""
+    """Show progress of a slow step on stderr: a spinner on a terminal, else one line."""
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
         with console.status(what):
@@ -155,11 +155,11 @@ def say(text: str) -> None:
     for line in text.splitlines():
         is_long = sys.stdout.isatty() and len(line) > width
         wrapped = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if is_long else [line]
-        typer.echo("\n".join(map(plain, wrapped)))  # text from the files of a run may hold control characters
+        typer.echo("\n".join(map(plain, wrapped)))  # text from the files of a run may contain control characters
 
 
 def hand_over(*arguments: str) -> NoReturn:
-    """Become the launcher: Ctrl-C, terminal and exit code are then its own."""
+    """Exec the launcher, which then owns Ctrl-C, terminal and exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "services.launcher", *arguments])  # noqa: S606 - no shell

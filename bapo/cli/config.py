@@ -1,4 +1,4 @@
-"""`bapo config show|diff|presets|schema`: what a run would be, and how it differs."""
+"""`bapo config show|diff|presets|schema`: resolved config of a run, differences, presets, JSON schema."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bapo.config.tree import Config
 
 FIRST_SENTENCE = re.compile(r"(?<!Dr)[.] (?=[A-Z])")
 
-app = group("Show, compare and describe configurations; list the presets.")
+app = group("Show, compare and describe configs; list the presets.")
 
 
 @app.command(cls=Command, context_settings=TAKES_OVERRIDES)
 def show(config: Tokens = None) -> None:
-    """Print the resolved configuration as TOML.
+    """Print the resolved config as TOML.
 
     Examples:
 
@@ -38,7 +38,7 @@ def show_diff(
         str | None, typer.Option("--against", metavar="CONFIG", help="File or preset; default: the preset of CONFIG.")
     ] = None,
 ) -> None:
-    """Print every setting that differs from the preset, or from another configuration.
+    """Print every setting that differs from the preset, or from another config.
 
     Examples:
 
@@ -53,7 +53,7 @@ def show_diff(
 
 @app.command(cls=Command)
 def presets() -> None:
-    """List the presets, grouped, with one sentence each; "Start here" comes first.
+    """List the presets by group, with a one-line description; "Start here" comes first.
 
     Examples:
 
@@ -68,7 +68,7 @@ def presets() -> None:
 
 @app.command(cls=Command)
 def schema() -> None:
-    """Print the JSON schema of the configuration: every setting with type, default, bounds and meaning.
+    """Print the JSON schema of the config: every setting with type, default, bounds and description.
 
     Examples:
 

@@ -26,7 +26,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "RAY_ADDRESS",
 
 
 def env(as_json: AsJson = False) -> None:
-    """Print versions, hardware and operating system, for bug reports. Needs no configuration.
+    """Print versions, hardware and operating system for bug reports. Needs no config.
 
     Examples:
 
@@ -78,6 +78,6 @@ def _gpus() -> str:
     try:
         done = subprocess.run([smi, *query], capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"nvidia-smi does not answer: {error}"
+        return f"nvidia-smi does not respond: {error}"
     lines = (done.stdout or done.stderr).strip().splitlines()
     return "\n".join(lines) if lines else "none"

@@ -1,12 +1,12 @@
-"""How `--help` looks: groups of commands, flags without a type, and examples that a terminal of 80 columns shows whole.
+"""Formatting of `--help`: groups of commands, flags without a type, and examples that fit in 80 columns.
 
-A docstring is a summary of one line, paragraphs, and examples last:
+A docstring is a one-line summary, paragraphs, and examples at the end:
 
     Examples:
 
       bapo train deploy/configs/demo.toml
 
-Paragraphs wrap at the width of the terminal; lines that are indented stay as they are.
+Paragraphs wrap at the terminal width; indented lines are kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 HELP = {"help_option_names": ["-h", "--help"]}
-"""Click settings of every command: they are inherited from the application."""
+"""Click settings of every command, inherited from the application."""
 
 
 class Panel(StrEnum):
-    """Groups of commands, in the order in which `bapo --help` shows them."""
+    """Groups of commands, in the order of `bapo --help`."""
 
     TRAIN = "Train"
     RUNS = "Runs"
@@ -35,13 +35,13 @@ class Panel(StrEnum):
 
 
 def unwrapped(text: str) -> str:
-    """A docstring with each paragraph in one line; indented lines stay lines."""
+    """Join each paragraph of a docstring into one line; indented lines are kept."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(part if part.startswith(" ") else part.replace("\n", " ") for part in paragraphs)
 
 
 class Command(TyperCommand):
-    """A command whose help is written as this module says."""
+    """A command with help as described in this module."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -61,7 +61,7 @@ class Group(TyperGroup):
         return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of their panels, and of their registration within one."""
+        """Commands by panel, then in order of registration."""
         return sorted(super().list_commands(ctx), key=lambda name: _panel_index(self.commands[name]))
 
 
@@ -76,7 +76,7 @@ def group(text: str) -> typer.Typer:
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Flags take no value, so none is named after them."""
+    """Remove the metavar of flags, which take no value."""
     for param in params:
         if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
             param.metavar = ""

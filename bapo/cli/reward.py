@@ -1,4 +1,4 @@
-"""`bapo reward test`: does a reward give 1 to the correct answers of a data set, and to nothing else?"""
+"""`bapo reward test`: check that a reward function gives 1 to the correct answers of a data set, and only to them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
 
 SHOWN = 5
-"""Problems that are printed; `--json` has all."""
+"""Maximum number of printed problems; `--json` has all."""
 
 app = group("Test a reward function on your data before you train with it.")
 
 
 @app.callback()
 def _reward() -> None:
-    """Without this, typer would make the one command the whole of `bapo reward`."""
+    """Keeps typer from merging the single command into `bapo reward`."""
 
 
 @app.command("test", cls=Command)
 def try_out(
-    reward: Annotated[str, typer.Argument(metavar="REWARD", help="As task.reward: file.py:f, trl:..., verl:...")],
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="Like task.reward: file.py:f, trl:..., verl:...")],
     data: Annotated[
         str, typer.Option("--data", metavar="FILE", help=".parquet, .jsonl, or a Hub id owner/name:split.")
     ],
@@ -44,18 +44,18 @@ def try_out(
     answer_column: Annotated[str | None, typer.Option(help="Default: recognized by the layout.")] = None,
     columns: Annotated[str, typer.Option(help="Further columns that the reward reads: level,nums.")] = "",
     reward_range: Annotated[
-        tuple[float, float], typer.Option(metavar="LOW HIGH", help="Lowest and highest reward: -1 1 for verl's DAPO.")
+        tuple[float, float], typer.Option(metavar="LOW HIGH", help="Range of the reward: -1 1 for verl's DAPO.")
     ] = (0.0, 1.0),
-    rows: Annotated[int, typer.Option(min=1, help="Rows to test, from the beginning of the file.")] = 1000,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to test, from the start of the file.")] = 1000,
     timeout_s: Annotated[
-        float, typer.Option(min=0.001, help="Seconds for one response, as task.grading_timeout_s.")
+        float, typer.Option(min=0.001, help="Timeout per response, like task.grading_timeout_s.")
     ] = 10.0,
-    min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="A lower accuracy is exit code 1.")] = 0.99,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="Exit code 1 below this accuracy.")] = 0.99,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Test a reward function: the correct answer of each row must get 1, the answer of another row must not.
+    """Test a reward function: it must return 1 for the correct answer of each row, and not for other answers.
 
-    Exit code 0: fit for training; 1: not fit; 2: reward or data cannot be loaded.
+    Exit code 0: suitable for training; 1: unsuitable; 2: reward or data cannot be loaded.
 
     Examples:
 
@@ -64,7 +64,7 @@ def try_out(
           --gold-format "#### {answer}"
     """
     if "{answer}" not in gold_format:
-        raise ConfigError(f"--gold-format {gold_format!r} must have the field {{answer}}")
+        raise ConfigError(f"--gold-format {gold_format!r} must contain {{answer}}")
     trial, extra = Trial(), tuple(name for name in columns.split(",") if name)
     with waiting(f"loading {data} from the Hugging Face Hub") if not is_file(data) else nullcontext():
         prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
@@ -124,7 +124,7 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
 
 def _tell(trial: Trial, *, is_fit: bool) -> None:
     graded = sum(trial.results.values())
-    say(f"gold answers rewarded 1   {trial.results.get(RIGHT, 0)} of {trial.num_rows} ({trial.accuracy:.1%})")
+    say(f"gold answers with reward 1   {trial.results.get(RIGHT, 0)} of {trial.num_rows} ({trial.accuracy:.1%})")
     for result, num in sorted(trial.results.items()):
         if result != RIGHT:
             say(f"  {result:<23} {num}")
@@ -139,8 +139,8 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
     if len(trial.problems) > SHOWN:
         say(f"- and {len(trial.problems) - SHOWN} more: --json shows all")
     if is_fit:
-        say("fit for training")
+        say("suitable for training")
     elif _says_yes_to_all(trial):
-        say("not fit: it rewards the answers of other rows too, so a model cannot learn from it")
+        say("unsuitable: it also rewards incorrect answers, so a model cannot learn from it")
     else:
-        say("not fit: every correct answer must get 1 (--gold-format says what one looks like), and no other may raise")
+        say("unsuitable: correct answers must get 1 (set --gold-format to their format), and no answer may raise")

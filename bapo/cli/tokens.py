@@ -1,4 +1,4 @@
-"""`bapo tokens create|rotate|retire`: sets of tokens for services that listen beyond one machine."""
+"""`bapo tokens create|rotate|retire`: API tokens for services reachable from other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.auth.redis_password import RedisSecrets
 from bapo.runtime.auth.token_store import ACTIVE, TokenSet
 
-app = group("Create, rotate and retire the tokens of services that listen beyond one machine.")
+app = group("Create, rotate and retire API tokens for services reachable from other machines.")
 
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of the tokens, such as RUN/tokens.")]
 Who = Annotated[Role, typer.Argument(metavar="ROLE", help="worker, learner, scheduler, evaluator, viewer, operator.")]
@@ -22,7 +22,7 @@ def create(
     folder: Folder,
     redis: Annotated[bool, typer.Option("--redis", help="Also create a password and an ACL file for Redis.")] = False,
 ) -> None:
-    """Create a token for every role; existing tokens are kept. bapo train does this for its own runs.
+    """Create a token for every role; existing tokens are kept. bapo train does this automatically.
 
     Examples:
 
@@ -41,7 +41,7 @@ def create(
 
 @app.command(cls=Command)
 def rotate(folder: Folder, role: Who) -> None:
-    """Give a role a new token; the previous one stays valid until bapo tokens retire.
+    """Create a new token for a role; the previous one stays valid until bapo tokens retire.
 
     Examples:
 

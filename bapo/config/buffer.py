@@ -1,4 +1,4 @@
-"""Where the buffer is, and how much it holds."""
+"""Address and limits of the buffer."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.settings import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
 
 MAXMEMORY_SHARE = 0.9
-"""Of the memory that the embedded Redis may have. It counts what it has asked for; a buffer that was full for ten
-minutes occupied 1.21 times as much."""
+"""Share of max_memory_mb used as maxmemory. Redis counts allocated bytes; a buffer that was full for ten minutes used
+1.21 times as much resident memory."""
 
 
 class BufferConfig(Frozen):
     """The buffer service and its Redis."""
 
     host: str = "127.0.0.1"
-    """Address that the service listens on, unless BAPO_HOST says otherwise."""
+    """Address to listen on; overridden by BAPO_HOST."""
     port: int = Field(8700, ge=0, le=65535)
-    """Port of the API; 0 takes a free port."""
+    """Port of the API; 0: a free port."""
     url: str | None = None
-    """A buffer service that is already running, or several replicas of it with commas between their URLs; null: the
-    launcher starts one."""
+    """URL of a running buffer service, or comma-separated URLs of its replicas; null: the launcher starts one."""
     redis_url: str | None = None
-    """A Redis that is already running, without its password (BAPO_REDIS_PASSWORD_FILE has that); null: the launcher
-    starts an embedded one."""
+    """URL of a running Redis, without its password (set BAPO_REDIS_PASSWORD_FILE); null: the launcher starts an
+    embedded one."""
     appendfsync: Literal["everysec", "always"] = "everysec"
-    """Durability of the embedded Redis: everysec may lose about the last second at power loss, always loses nothing."""
+    """Durability of the embedded Redis: everysec may lose about the last second on power loss, always loses nothing."""
     max_memory_mb: int = Field(2048, ge=16)
-    """Memory limit of the embedded Redis: nine tenths are its maxmemory, beyond which pushes are refused with 503 and
-    nothing is evicted; the rest is for what its allocator holds besides."""
+    """Memory limit of the embedded Redis. 90 % of it is maxmemory, above which pushes are rejected with 503 and nothing
+    is evicted; the rest is allocator overhead."""
     direct: bool = True
-    """A learner on the machine of a Redis with a unix socket (the embedded one) may read the frames of its batches
-    there, as a Redis user that can do nothing else; false: all batches go through the service."""
+    """Let a learner on the machine of a Redis with a unix socket (such as the embedded one) read the frames of its
+    batches directly, as a restricted Redis user; false: all batches go through the service."""
     max_fresh_groups: int | None = Field(None, ge=1)
-    """Fresh groups that may wait for the learner: beyond it, while the next batch is complete, workers get no fresh
-    requests and their pushes wait (429). At least algorithm.batch_size; null: as many as were asked for."""
+    """Maximum number of fresh groups queued for the learner. When it is reached and the next batch is complete, workers
+    get no fresh requests and their pushes wait (429). At least algorithm.batch_size; null: unlimited."""
     max_fresh_mb: int | None = Field(None, ge=1)
-    """The same limit in MB of their frames; null: none but max_memory_mb."""
-    lease_s: float = Field(120.0, ge=0.1, le=MOST_SECONDS)
-    """A claimed request returns to the queue after this, unless its worker renews it."""
+    """The same limit in MB; null: only max_memory_mb applies."""
+    lease_s: float = Field(120.0, ge=0.1, le=MAX_SECONDS)
+    """Seconds after which a claimed request returns to the queue, unless its worker renews the lease."""
     max_attempts: int = Field(3, ge=1)
-    """A group that fails this often is dropped and counted."""
+    """Number of failures after which a group is dropped and counted."""
     max_failures_in_a_row: int = Field(20, ge=1)
-    """This many failed groups without one success stop the run with the last reason."""
+    """Number of consecutive failed groups after which the run stops with the last reason."""
 
     @property
     def maxmemory(self) -> int:
@@ -56,8 +55,8 @@ class BufferConfig(Frozen):
     def url_holds_no_password(self) -> Self:
         if self.redis_url and (urlsplit(self.redis_url).password or "password=" in self.redis_url):
             raise ValueError(
-                "redis_url holds a password, and a configuration is copied, printed and committed; write it without, "
-                "and name a file with the password in BAPO_REDIS_PASSWORD_FILE"
+                "redis_url contains a password, but configs are copied, printed and committed; remove it, "
+                "and set BAPO_REDIS_PASSWORD_FILE to a file with the password"
             )
         return self
 
@@ -65,7 +64,7 @@ class BufferConfig(Frozen):
     def redis_has_one_owner(self) -> Self:
         if self.url and self.redis_url:
             raise ValueError(
-                f"url = {self.url} is a service that is already running with a Redis of its own, so "
-                f"redis_url = {self.redis_url} would never be used; remove one of them"
+                f"url = {self.url} is a running service with its own Redis, so "
+                f"redis_url = {self.redis_url} would have no effect; remove one of them"
             )
         return self

@@ -1,6 +1,6 @@
-"""Check a layer of settings against the tree, before pydantic sees the sum: unknown keys, sections, nulls, raw texts.
+"""Check a layer of settings before pydantic validates the merged config: unknown keys, sections, nulls, raw texts.
 
-The messages name the place (file or override), the key and the way out; pydantic's own are turned into such lines too.
+Messages contain the source (file or override), the key and a remedy; pydantic's errors are converted to this form.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from bapo.config.tree import Config
 
 
 def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
-    """The layer's values with nulls and raw texts resolved, and one line per problem."""
+    """The values of a layer with nulls and raw texts resolved, and one line per problem."""
     problems: list[str] = []
     values = dict(_read(Config, layer.values, (), problems))
     return values, [f"{layer.source}: {problem}" for problem in problems]
 
 
 def explain(error: ValidationError, sources: Mapping[Key, str]) -> list[str]:
-    """One line per error: where it was written, the key, its value, and what would be right.
+    """One line per error: source, key, value, and the expected value.
 
     Args:
-        sources: the layer that set each key.
+        sources: key -> layer that set it.
     """
     return [_line(details, sources) for details in error.errors(include_url=False)]
 
@@ -42,7 +42,7 @@ def known_keys() -> tuple[str, ...]:
 
 
 def shown(value: Any) -> str:
-    """A value as one writes it: null, true, "text", 1.0."""
+    """A value in TOML notation: null, true, "text", 1.0."""
     if value is None or isinstance(value, bool):
         return {None: NULL, True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
@@ -56,27 +56,27 @@ def _read(
     for written, value in values.items():
         name = ALIASES.get((*at, written), written)
         if name != written and name in values:
-            problems.append(f"{dotted((*at, written))} is {dotted((*at, name))}: write one of the two")
+            problems.append(f"{dotted((*at, written))} is {dotted((*at, name))}: remove one of them")
         key = (*at, name)
         field = section.model_fields.get(name)
         if field is None:
             leaves = [leaf for leaf, _ in flatten(value, key)] if isinstance(value, Mapping) else []
-            unknown = leaves if any(map(our_key, leaves)) else [key]  # a table of verl: each of its keys has its own
-            problems += [f"{dotted(leaf)}: there is no such key{_nearest(leaf, section)}" for leaf in unknown]
+            unknown = leaves if any(map(our_key, leaves)) else [key]  # a table of verl: report each of its keys
+            problems += [f"{dotted(leaf)}: unknown key{_nearest(leaf, section)}" for leaf in unknown]
         elif is_section(field.annotation):
             if isinstance(value, Mapping):
                 yield name, dict(_read(field.annotation, value, key, problems))
             else:
-                problems.append(f"{dotted(key)} is a section; write {dotted(key)}.KEY")
+                problems.append(f"{dotted(key)} is a section; use {dotted(key)}.KEY")
         else:
             resolved = _resolve(value, kinds=_kinds(field.annotation))
             if isinstance(resolved, bool) and not {bool, Any} & _kinds(field.annotation):
-                problems.append(f"{dotted(key)} = {shown(resolved)}: write {_wanted(field.annotation)}")
+                problems.append(f"{dotted(key)} = {shown(resolved)}: must be {_wanted(field.annotation)}")
             yield name, resolved
 
 
 def _resolve(value: Any, kinds: frozenset[Any]) -> Any:
-    """Nulls and raw texts of one leaf, also inside its lists and tables."""
+    """Resolve nulls and raw texts of one leaf, including nested lists and tables."""
     if isinstance(value, RawText):
         value = value.value(of_string_key=str in kinds)
     if isinstance(value, Mapping):
@@ -91,22 +91,22 @@ def is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
 
 
 def _kinds(annotation: Any) -> frozenset[Any]:
-    """The plain types that an annotation admits: float | None -> {float, NoneType}."""
+    """The plain types in an annotation: float | None -> {float, NoneType}."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return frozenset(typing.get_args(annotation))
     return frozenset({annotation})
 
 
 def _wanted(annotation: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", types.NoneType: NULL}
+    names = {int: "an integer", float: "a number", str: "a string", types.NoneType: NULL}
     return " or ".join(sorted(names.get(kind, str(kind)) for kind in _kinds(annotation)))
 
 
 def _nearest(key: Key, section: type[BaseModel]) -> str:
-    """A hint for an unknown key: ours for another framework's name, a similar one in its section, or the same name in
-    another section."""
+    """A hint for an unknown key: the key for another framework's name, a similar key in its section, or the same name
+    in another section."""
     if ours := our_key(key):
-        return f"; here it is {ours}"
+        return f"; use {ours}"
     near = difflib.get_close_matches(key[-1], section.model_fields, n=1)
     elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
     found = [dotted((*key[:-1], near[0]))] if near else elsewhere
@@ -117,14 +117,14 @@ def _line(details: Any, sources: Mapping[Key, str]) -> str:
     loc: Sequence[Any] = details["loc"]
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "value_error":
-        # A rule about several keys names them itself; no single place wrote it.
+        # A rule about several keys includes their names; it has no single source.
         return f"{dotted(loc)}: {message}" if loc else message
     if details["type"] == "missing":
         loc, message = loc[:-1], "too few values"
     if details["type"] == "string_pattern_mismatch":
-        message = "write letters, digits and . _ -, beginning with a letter or digit, 64 at most"
+        message = "must be at most 64 letters, digits and . _ -, starting with a letter or digit"
     if details["type"] == "literal_error" and details["input"] in preset_names():
-        message += f'. The method {details["input"]} is a preset: write preset = "{details["input"]}"'
+        message += f'. The method {details["input"]} is a preset: set preset = "{details["input"]}"'
     key = tuple(str(part) for part in loc)
     source = next((sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in sources), "default")
     return f"{source}: {dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}"

@@ -1,4 +1,4 @@
-"""Layers of settings: TOML files and command-line overrides as nested maps, and where each value came from.
+"""Layers of settings: TOML files and command-line overrides as nested maps, with the source of each value.
 
 A file's tables are merged key by key into those below it; an override replaces the value at its key.
 TOML has no null, so the word "null" (as a string in a file, bare on the command line) means null everywhere.
@@ -24,14 +24,14 @@ PRESETS = Path(__file__).with_name("presets")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Settings from one place."""
+    """Settings from one source."""
 
     source: str
-    """How messages call it: a file name, "preset bapo" or "--learner.lr"."""
+    """Name in messages: a file name, "preset bapo" or "--learner.lr"."""
     values: Mapping[str, Any]
     """Nested as in TOML."""
     at: Key = ()
-    """An override's key: what `values` hold there replaces what lies below, tables included. Empty for a file."""
+    """Key of an override, whose value replaces that of lower layers, including tables. Empty for a file."""
 
 
 def preset_names() -> tuple[str, ...]:
@@ -39,40 +39,40 @@ def preset_names() -> tuple[str, ...]:
 
 
 def file_layer(file: str | Path) -> Layer:
-    """The layer of one TOML file; the bare name of a preset stands for the preset.
+    """The layer of a TOML file, or of a preset given by name.
 
     Raises: ConfigError if there is no such file or it is not TOML.
     """
     path = Path(file)
     if not path.exists() and (override := as_override(str(file))):
-        raise ConfigError(f"{file}: an override is written {override}")
+        raise ConfigError(f"{file}: overrides have the form {override}")
     if not path.is_file() and str(file) in preset_names():
         return Layer(source=f"preset {file}", values={"preset": str(file)})
     values = _read_toml(path)
     if "study" in values and "methods" in values:
-        raise ConfigError(f"{file}: this is the file of a study, not of a run; start it with: bapo study {file}")
+        raise ConfigError(f"{file}: this is a study, not a run; start it with: bapo study {file}")
     return Layer(source=str(file), values=values)
 
 
 def preset_layers(name: str, above: Sequence[str] = ()) -> list[Layer]:
-    """The layer of a preset, on top of the layers of the preset that it names in turn.
+    """The layer of a preset, on top of the layers of its own preset.
 
-    Raises: ConfigError for an unknown name or a circle.
+    Raises: ConfigError for an unknown name or a cycle.
     """
     if name not in preset_names():
         raise ConfigError(
-            f"preset = {name!r}: there is no such preset{did_you_mean(name, preset_names())}; "
+            f"preset = {name!r}: unknown preset{did_you_mean(name, preset_names())}; "
             "start with grpo, dapo, bapo-v1 or bapo; `bapo config presets` lists all"
         )
     if name in above:
-        raise ConfigError(f"presets name each other in a circle: {' -> '.join([*above, name])}")
+        raise ConfigError(f"presets form a cycle: {' -> '.join([*above, name])}")
     values = _read_toml(PRESETS / f"{name}.toml")
     beneath = preset_layers(values["preset"], [*above, name]) if "preset" in values else []
     return [*beneath, Layer(source=f"preset {name}", values=values)]
 
 
 def override_layers(tokens: Sequence[str]) -> list[Layer]:
-    """The layers of `--section.key value` and `--section.key=value` tokens, in their order.
+    """The layers of `--section.key value` and `--section.key=value` tokens, in order.
 
     Raises: ConfigError if a token is not of this form.
     """
@@ -81,11 +81,11 @@ def override_layers(tokens: Sequence[str]) -> list[Layer]:
     while rest:
         token = rest.pop(0)
         if not token.startswith("--") or len(token) == 2:
-            raise ConfigError(f"{token!r} is not an override; write --section.key value, for example --learner.lr 1e-4")
+            raise ConfigError(f"{token!r} is not an override; use --section.key value, for example --learner.lr 1e-4")
         name, equals, text = token[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{name} needs a value; write --{name} VALUE or --{name}=VALUE")
+                raise ConfigError(f"--{name} needs a value; use --{name} VALUE or --{name}=VALUE")
             text = rest.pop(0)
         key = tuple(name.split("."))
         layers.append(Layer(source=f"--{name}", values=nested(key, RawText(text)), at=key))
@@ -93,12 +93,12 @@ def override_layers(tokens: Sequence[str]) -> list[Layer]:
 
 
 class RawText(str):
-    """The text of an override. What it means depends on the type of its key: `learner.lr` or `run.name` = 1e3."""
+    """The text of an override, whose type depends on its key: `learner.lr` or `run.name` = 1e3."""
 
     __slots__ = ()
 
     def value(self, *, of_string_key: bool) -> Any:
-        """As a TOML value; as plain text if it is none, or if the key holds a string anyway."""
+        """Parse as a TOML value; plain text if it is not TOML, or if the key is a string."""
         if self == NULL:
             return None
         try:
@@ -109,7 +109,7 @@ class RawText(str):
 
 
 def merge(below: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
-    """`below` with the values of the layer on top."""
+    """Merge a layer on top of `below`."""
     return _merge(below, layer.values, len(layer.at))
 
 
@@ -128,7 +128,7 @@ def dotted(key: Sequence[Any]) -> str:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """`depth`: how many names lead to the value that replaces; 0: maps are merged at every depth."""
+    """`depth`: length of the key whose value is replaced; 0: maps are merged at every depth."""
     merged = dict(below)
     for name, value in above.items():
         lower = merged.get(name)
@@ -151,7 +151,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         hint = did_you_mean(str(path), preset_names())
-        raise ConfigError(f"{path}: no such file, and no preset of that name{hint}") from error
+        raise ConfigError(f"{path}: no such file or preset{hint}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

@@ -1,9 +1,9 @@
-"""From TOML files and `--section.key value` to one checked `Config`, and back to TOML.
+"""Load a validated `Config` from TOML files and `--section.key value`, and write it back to TOML.
 
     preset  <  presets and files, left to right  <  overrides, left to right
 
-A file, or `--preset NAME`, may name the preset that lies beneath everything; a bare preset name is a file too. All
-problems are reported at once, one line each: where, which key, what to write instead.
+A file, or `--preset NAME`, may set the preset below all layers; a preset name also works as a file. All problems are
+reported together, one line each: source, key, remedy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bapo.core.errors import ConfigError
 
 
 def load_config(files: Sequence[str | Path], overrides: Sequence[str]) -> Config:
-    """The configuration of a run.
+    """Load the config of a run.
 
     Args:
-        files: TOML files or preset names, the later over the earlier.
+        files: TOML files or preset names; later ones take precedence.
         overrides: command-line tokens, for example ["--learner.lr", "1e-4", "--algorithm.use_x2=false"].
     Raises: ConfigError with one line per problem.
     """
@@ -33,7 +33,7 @@ def load_config(files: Sequence[str | Path], overrides: Sequence[str]) -> Config
 
 
 def load_layers(layers: Sequence[Layer]) -> Config:
-    """The configuration of layers from below to above; the preset that the topmost names lies beneath all of them.
+    """Build the config of layers, in increasing precedence, on top of the preset set by the last layer that has one.
 
     Raises: ConfigError with one line per problem.
     """
@@ -42,7 +42,7 @@ def load_layers(layers: Sequence[Layer]) -> Config:
 
 
 def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration that `dump_toml` wrote: complete, so its preset is a name and not laid beneath again.
+    """Load a config written by `dump_toml`, which is complete, so its preset is not applied again.
 
     Raises: ConfigError.
     """
@@ -50,7 +50,7 @@ def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def dump_toml(config: Config) -> str:
-    """Every key of the configuration as TOML. A null that is the key's default is left out: TOML has no null."""
+    """All keys of the config as TOML. A null that is the default is omitted: TOML has no null."""
     return tomli_w.dumps(_without_nulls(config.model_dump(), Config().model_dump()))
 
 
@@ -73,7 +73,7 @@ def _shown_in(values: Mapping[Key, Any], key: Key) -> str:
 
 
 def _preset_of(layers: Sequence[Layer]) -> str | None:
-    """The preset that the topmost layer with one names."""
+    """The preset set by the last layer that has one."""
     named = [read_layer(layer)[0]["preset"] for layer in layers if "preset" in layer.values]
     return named[-1] if named and isinstance(named[-1], str) else None
 

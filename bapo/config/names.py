@@ -1,6 +1,6 @@
-"""Other names of our keys: the paper's letters, which are accepted, and those of TRL and verl, which lead to ours.
+"""Names of config keys in the paper, which are accepted, and in TRL and verl, which are reported with a hint.
 
-One table for the messages of the loader and for `docs/configuration.md`.
+Used by the config loader and for `docs/configuration.md`.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.
 tracking.to                    |   | report_to | trainer.logger
 tracking.project               |   | project | trainer.project_name
 """
-"""Our key | the paper's letter | TRL's fields | verl's keys, where * stands for `actor_rollout_ref.`"""
+"""Key | symbol in the paper | TRL's fields | verl's keys, where * stands for `actor_rollout_ref.`"""
 
 
 class KeyNames(NamedTuple):
-    """What others call one of our keys."""
+    """Names of a key elsewhere."""
 
     key: str
-    """Ours, dotted."""
+    """Dotted key."""
     symbol: str
-    """The paper's letter; empty: it has none."""
+    """Symbol in the paper; empty: none."""
     trl: tuple[str, ...]
     """Fields of TRL's GRPOConfig, AsyncGRPOConfig and ModelConfig."""
     verl: tuple[str, ...]
@@ -98,16 +98,16 @@ _EARLIER = {
     "diagnostics.quiet_steps": "warn_cooldown_steps",
     **{f"autoscaling.{name}_high": f"{name}_threshold" for name in ("wait", "idle", "spare", "stale")},
 }
-"""Names in the configurations of the recorded studies (docs/studies)."""
+"""Former names, used in recorded studies (docs/studies)."""
 
 ALIASES: dict[tuple[str, ...], str] = {
     (*row.key.split(".")[:-1], row.symbol): row.key.rpartition(".")[2] for row in NAMES if row.symbol
 } | {tuple(key.split(".")): name for key, name in _EARLIER.items()}
-"""Accepted keys -> the last part of the real ones."""
+"""Accepted key -> last part of the actual key."""
 
 
 def our_key(written: tuple[str, ...]) -> str | None:
-    """Our key for a key of TRL or verl, or None: ("learner", "learning_rate") -> "learner.lr"."""
+    """The key for a key of TRL or verl, or None: ("learner", "learning_rate") -> "learner.lr"."""
     dotted = ".".join(written)
     for row in NAMES:
         if dotted in row.verl or (len(written) > 1 and any(name.endswith(f".{dotted}") for name in row.verl)):
@@ -116,7 +116,7 @@ def our_key(written: tuple[str, ...]) -> str | None:
 
 
 def as_override(token: str) -> str | None:
-    """What to write for `a.b=c`, the overrides of Hydra; None for anything else, such as the name of a file."""
+    """The override for Hydra's `a.b=c`; None for anything else, such as a file name."""
     match = re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)*)=(.*)", token, re.DOTALL)
     if not match:
         return None

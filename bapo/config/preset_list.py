@@ -1,4 +1,4 @@
-"""The presets as `bapo config presets` and docs/configuration.md list them: in groups, each with its description."""
+"""The groups of presets in `bapo config presets` and docs/configuration.md, and their descriptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRESET_GROUPS = {
         "bapo-mini", "bapo-without-x2", "bapo-without-x3", "bapo-fixed-low", "bapo-fixed-high", "bapo-gaussian",
         "bapo-gaussian-quota", "bapo-uniform", "bapo-inverted", "bapo-official", "bapo-official-thresholds", "ba-ppo",
     ),
-    "BAPO: our own variants": (
+    "BAPO: additional variants": (
         "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill", "bapo-young", "bapo-balanced-clip",
     ),
     "On-policy losses": ("grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo"),
@@ -21,10 +21,10 @@ PRESET_GROUPS = {
     "Choice of prompts": ("mopps", "dots-online"),
     "Expert solutions": ("luffy", "relift"),
 }  # fmt: skip
-"""Heading -> presets, in the order in which a reader meets them."""
+"""Heading -> presets, in display order."""
 
 
 def about_preset(name: str) -> str:
-    """The comment at the head of a preset's file: what it is and where its numbers are from."""
+    """The leading comment of a preset's file: description and sources."""
     lines = (PRESETS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     return " ".join(" ".join(line[1:] for line in takewhile(lambda line: line.startswith("#"), lines)).split())

@@ -1,4 +1,4 @@
-"""`[tracking]`: where the numbers of a run are sent while it trains."""
+"""`[tracking]`: experiment trackers of a run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 
 class TrackingConfig(Frozen):
-    """Experiment trackers (docs/tracking.md). API keys and server addresses are environment variables, not settings."""
+    """Experiment trackers (docs/tracking.md). API keys and server URLs are environment variables, not settings."""
 
     to: tuple[TrackerName, ...] = ()
-    """Trackers that the launcher starts, each in its own process; training continues when one of them fails."""
+    """Trackers to start, each in its own process; training continues if one fails."""
     project: str = Field("bapo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     """Project of W&B and Trackio, experiment of MLflow."""
     entity: str | None = None
-    """User or team of W&B; null: your default one."""
+    """User or team of W&B; null: your default."""
     group: str | None = None
-    """Group of W&B and Trackio, tag `group` of MLflow: for runs that belong together."""
+    """Group of W&B and Trackio, tag `group` of MLflow, for related runs."""
     tags: tuple[str, ...] = ()
     """Tags of W&B and MLflow."""
     offline: bool = False
-    """Send nothing over the network: W&B and MLflow write into the run directory, Trackio into its local database."""
+    """Do not use the network: W&B and MLflow write to the run directory, Trackio to its local database."""
 
     @field_validator("to", "tags", mode="before")
     @classmethod
@@ -36,5 +36,5 @@ class TrackingConfig(Frozen):
     @model_validator(mode="after")
     def trackers_differ(self) -> Self:
         if len(set(self.to)) < len(self.to):
-            raise ValueError(f"tracking.to = {list(self.to)} names a tracker twice; write each name once")
+            raise ValueError(f"tracking.to = {list(self.to)} lists a tracker twice")
         return self

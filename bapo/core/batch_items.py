@@ -28,7 +28,7 @@ from bapo.core.types import PER_RESPONSE, PER_TOKEN, BatchEntry, Group, Origin
 
 ITEMS = "items"
 BAD_FRAME = "bad_frame"
-"""Reason of a group whose frame is not what its header says: it is in no batch."""
+"""Reason of a group with a corrupt frame, which is in no batch."""
 KINDS = ("rl", "sft")
 
 
@@ -133,7 +133,7 @@ def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> Ba
 
 def _part(frame: Any, rows: Any, groups: Sequence[Group]) -> tuple[Group, Rows | None]:
     if not isinstance(frame, int) or not 0 <= frame < len(groups):
-        raise ValueError(f"there is no frame {frame!r}")
+        raise ValueError(f"unknown frame {frame!r}")
     if rows is not None and not all(isinstance(row, int) for row in rows):
         raise ValueError(f"rows {rows!r}")
     return groups[frame], None if rows is None else tuple(rows)
@@ -213,7 +213,7 @@ def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
         if not np.array_equal(group.prompt_token_ids, first.prompt_token_ids):
             raise ContractError(f"item {item_id} joins groups of different prompts")
         if any(not 0 <= row < group.size for row in rows):
-            raise ContractError(f"item {item_id} names a row that group {group.group_id} of {group.size} does not have")
+            raise ContractError(f"item {item_id} references a missing row of group {group.group_id} ({group.size})")
     ends = {id(group): np.cumsum(group.lengths) for group, _ in chosen}
     spans = [
         (group, slice(int(ends[id(group)][row] - group.lengths[row]), int(ends[id(group)][row])))

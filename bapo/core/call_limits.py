@@ -1,4 +1,4 @@
-"""How much one call to the buffer may carry, so that no script keeps Redis from everybody else for long."""
+"""Limits of one call to the buffer, so that no script blocks Redis for long."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MOST_GROUPS = 1024
-"""Of one push: one script admits all of them, or none."""
-MOST_REQUESTS = 4096
-"""Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
-MOST_REQUEST_BYTES = 16 << 20
-"""Of one call that asks for groups, where the caller can cut it: half of what any JSON may have. Rows with test cases
-or an expert's solution are long."""
-MOST_RESPONSES = 4096
-"""Of one group."""
-MOST_STEPS = (1 << 21) - 2
-"""Of a run: a queue's score has 21 bits for a step, and the last weights are one after it."""
-MOST_RENEWALS = 4096
-"""Of one call that keeps leases: as many as one claim may have."""
+MAX_GROUPS = 1024
+"""Groups per push: one script stores all of them or none."""
+MAX_REQUESTS = 4096
+"""Requests per call; a re-evaluation round is one call (`algorithm.max_reevaluated`)."""
+MAX_REQUEST_BYTES = 16 << 20
+"""Bytes of requests per call, if the caller can split it: half of the limit of JSON bodies. Rows with test cases or an
+expert solution are long."""
+MAX_RESPONSES = 4096
+"""Responses per group."""
+MAX_STEPS = (1 << 21) - 2
+"""Steps per run: queue scores have 21 bits for a step, and the last version is one higher."""
+MAX_RENEWALS = 4096
+"""Leases per renewal: as many as one claim may have."""
 
 
 def in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:

@@ -28,7 +28,7 @@ from bapo.core.errors import ContractError, Refusal
 from bapo.core.frames import (
     KIND_BATCH,
     KIND_GROUP,
-    MOST_PROMPT_BYTES,
+    MAX_PROMPT_BYTES,
     frame_digest,
     frame_head,
     frame_parts,
@@ -93,14 +93,14 @@ def read_group_header(frame: bytes | memoryview) -> GroupHeader:
     packed, num_body_bytes = head_parts(frame_head(frame), KIND_GROUP)
     header = checked_header(header_fields(packed), num_body_bytes)
     if header.outcomes.count(Outcome.EXPERT) == len(header.outcomes):  # only as an entry of a batch
-        raise ContractError(f"group {header.group_id}: no response was sampled, all are an expert's", Refusal.SHAPE)
+        raise ContractError(f"group {header.group_id}: all responses are expert responses", Refusal.SHAPE)
     return header
 
 
 def frame_problem(frame: bytes | memoryview | None, num_bytes: int, digest: str) -> str:
-    """Why these bytes are not the frame that was announced with this length and digest, in one word; empty: they are.
+    """Why these bytes are not the frame with this length and digest, as one word; empty if they are.
 
-    `missing`, `frame` (another length), `digest`, or the word of `Refusal` for columns that no policy can give.
+    `missing`, `frame` (wrong length), `digest`, or a value of `Refusal` for invalid columns.
     """
     if frame is None:
         return "missing"
@@ -144,7 +144,7 @@ def unpack_push(data: bytes) -> list[PushedGroup]:
     rows = _rows(data, "a push")
     for row in rows:
         if not isinstance(row, list) or list(map(type, row)) != [bytes, str, str]:
-            raise ContractError(f"a pushed group is not [head, name, digest]: {row!r:.200}", Refusal.HEADER)
+            raise ContractError(f"a pushed group must be [header, name, digest], got {row!r:.200}", Refusal.HEADER)
     return [PushedGroup(*row) for row in rows]
 
 
@@ -159,7 +159,7 @@ def unpack_pull(data: bytes) -> tuple[dict[str, Any], list[PulledFrame]]:
         header, *frames = _rows(data, "a batch")
         return dict(header), [PulledFrame(*row) for row in frames]
     except (TypeError, ValueError) as error:
-        raise ContractError(f"the answer names no batch: {error}") from error
+        raise ContractError(f"the response is not a batch: {error}") from error
 
 
 def _rows(data: bytes, what: str) -> list[Any]:
@@ -249,7 +249,7 @@ def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:
     wanted = np.dtype(dtype)
     if wanted.kind in "iu" and array.size and array.dtype != wanted:
         if array.dtype.kind not in "iub":
-            raise ContractError(f"{array.dtype} where whole numbers are needed ({wanted})", Refusal.SHAPE)
+            raise ContractError(f"expected integers ({wanted}), got {array.dtype}", Refusal.SHAPE)
         lowest, highest, fits = int(array.min()), int(array.max()), np.iinfo(wanted)
         if lowest < fits.min or highest > fits.max:
             raise ContractError(f"numbers from {lowest} to {highest} do not fit into {wanted}", Refusal.TOKEN_IDS)
@@ -383,7 +383,7 @@ def _formats(size: int) -> tuple[Any, Any, Any]:
 def _check_spans(fields: HeaderFields, spans: bytes, size: int) -> None:
     """Only of responses that several versions sampled, so arrays may cost what they cost."""
     if len(spans) % 8:
-        raise ContractError(f"group {fields.group_id}: spans of {len(spans)} bytes are no pairs", Refusal.VERSIONS)
+        raise ContractError(f"group {fields.group_id}: spans of {len(spans)} bytes are not pairs", Refusal.VERSIONS)
     rows, lengths, pairs = (np.frombuffer(data, "<i4") for data in (spans, fields.lengths, fields.versions))
     require_spans(fields.group_id, rows.reshape(-1, 2), lengths, pairs.reshape(size, 2))
 
@@ -396,7 +396,7 @@ def _prompt(fields: _PromptFields) -> Prompt:
 def _timing(fields: HeaderFields) -> Timing:
     for name, value in zip(Timing.__struct_fields__, fields.timing, strict=True):
         if not 0.0 <= value < math.inf:
-            message = f"group {fields.group_id}: timing.{name} is {value}, which is not a finite number from 0 on"
+            message = f"group {fields.group_id}: timing.{name} is {value}, must be finite and >= 0"
             raise ContractError(message, Refusal.HEADER)
     claimed_at, sample_s, grade_s = fields.timing
     return Timing(claimed_at=claimed_at, sample_s=sample_s, grade_s=grade_s)
@@ -414,7 +414,7 @@ def purpose_word(purpose: Purpose) -> str:
         return Purpose(purpose).value
     except ValueError as error:
         known = ", ".join(Purpose)
-        raise ContractError(f"the purpose {purpose!r} is none of {known}", Refusal.HEADER) from error
+        raise ContractError(f"invalid purpose {purpose!r}, must be one of {known}", Refusal.HEADER) from error
 
 
 def prompt_map(prompt: Prompt) -> dict[str, Any]:
@@ -422,8 +422,8 @@ def prompt_map(prompt: Prompt) -> dict[str, Any]:
     if not isinstance(prompt.answer, Mapping):
         found = type(prompt.answer).__name__
         raise ContractError(
-            f"prompt {prompt.prompt_id}: the answer is a map, for example {{'answer': '42'}}, got {found}; {{}} if "
-            "there is none",
+            f"prompt {prompt.prompt_id}: the answer must be a map, for example {{'answer': '42'}}, or {{}} if there is "
+            f"none; got {found}",
             Refusal.HEADER,
         )
     return {name: getattr(prompt, name) for name in _PROMPT_KEYS} | {"answer": dict(prompt.answer)}
@@ -439,9 +439,9 @@ def require_carried(prompt: Prompt) -> None:
         size = len(msgpack.packb(prompt_map(prompt)))
     except (TypeError, ValueError, OverflowError) as error:  # halves of characters; integers beyond 64 bits
         raise ContractError(f"it cannot be packed: {error}", Refusal.HEADER) from error
-    if size > MOST_PROMPT_BYTES:
+    if size > MAX_PROMPT_BYTES:
         raise ContractError(
-            f"it takes {size} bytes with its answer and columns; at most {MOST_PROMPT_BYTES} travel with a group",
+            f"it has {size} bytes with its answer and columns; the limit is {MAX_PROMPT_BYTES}",
             Refusal.HEADER,
         )
 

@@ -1,4 +1,4 @@
-"""Every error this system raises on purpose, and who reacts to it.
+"""The error classes of BAPO, and how they are handled.
 
     BapoError
       ConfigError          refuse to start                                       exit 2, nothing was touched
@@ -19,7 +19,7 @@
       DivergenceError      loss or gradient is not finite                        exit 4, the message names the batch
       StorageError         disk full or not writable                             exit 3, nothing acknowledged is lost
 
-Instances carry only `args`, so that they survive pickling by Ray.
+Instances have only `args`, so that Ray can pickle them.
 """
 
 import difflib
@@ -29,32 +29,32 @@ from enum import StrEnum
 
 
 class BapoError(Exception):
-    """Root of the tree: catch it to translate or to end a process, never to continue silently."""
+    """Base class. Catch it to translate it or to exit, never to continue silently."""
 
     exit_code = 1
     http_status = 500
 
 
 class ConfigError(BapoError):
-    """The configuration makes no sense; the message names the key and says what to write instead."""
+    """Invalid configuration; the message contains the key and a remedy."""
 
     exit_code = 2
     http_status = 400
 
 
 class Refusal(StrEnum):
-    """Why a message was refused, in one word: the label under which a service counts it."""
+    """Why a message was rejected; used as a metric label."""
 
     CONTRACT = "contract"
-    """Anything that has no word of its own: a step that is not next, a body that is not JSON."""
+    """Anything else: a step that is not next, a body that is not JSON."""
     FRAME = "frame"
-    """Cut off, of another kind, or with lengths that are not those of its bytes."""
+    """Truncated, of another kind, or with wrong lengths."""
     HEADER = "header"
-    """Not msgpack, too long, too deep, or with other keys and types than it must have."""
+    """Not msgpack, too long, nested too deeply, or with wrong keys or types."""
     SHAPE = "shape"
-    """Columns that contradict each other."""
+    """Inconsistent columns."""
     NAME = "name"
-    """An id that is not a plain name."""
+    """An invalid id."""
     REWARDS = "rewards"
     """Outside [0, 1]."""
     LOGPROBS = "logprobs"
@@ -64,17 +64,17 @@ class Refusal(StrEnum):
     VERSIONS = "versions"
     """Negative, or the oldest newer than the newest."""
     FUTURE_VERSION = "future_version"
-    """Newer than any that the learner can have published."""
+    """Newer than any published version."""
     NOT_ITS_REQUEST = "not_its_request"
-    """A group of another size, step, prompt or purpose than was asked for."""
+    """A group with a size, step, prompt or purpose that differs from its request."""
     OTHER_CONTENT = "other_content"
-    """An id that stands for something else already."""
+    """An id that already has different content."""
     LENGTH = "length"
-    """A body without a declared length, or of another one."""
+    """A body without or with a wrong Content-Length."""
     TOO_LARGE = "too_large"
-    """A body of more bytes than are taken."""
+    """A body above the size limit."""
     TOO_MANY = "too_many"
-    """More groups, or requests, than one call may have."""
+    """Too many groups or requests in one call."""
     TOO_SLOW = "too_slow"
     """A body that stalled."""
     NO_TOKEN = "no_token"  # noqa: S105
@@ -82,11 +82,11 @@ class Refusal(StrEnum):
     WRONG_TOKEN = "wrong_token"  # noqa: S105
     """A token that is not accepted."""
     NO_RIGHT = "no_right"
-    """A role that may not do this."""
+    """A role without permission."""
 
 
 class ContractError(BapoError):
-    """Bytes or fields that no correct peer sends: unknown, truncated or contradictory."""
+    """Invalid bytes or fields: unknown, truncated or inconsistent."""
 
     http_status = 422
 
@@ -99,24 +99,24 @@ class ContractError(BapoError):
 
 
 class FrameError(ContractError):
-    """The frame of a pushed group is missing, or has another length than its header says."""
+    """The frame of a pushed group is missing, or has the wrong length."""
 
 
 class RecordError(ContractError):
-    """A file of a run directory holds what no run writes; the message names the file and the row."""
+    """Invalid content of a file in a run directory; the message contains file and row."""
 
     exit_code = 2
 
 
 class AccessError(BapoError):
-    """The caller is not permitted: the message says which token to set. Never retried."""
+    """The caller has no permission; the message explains which token to set. Never retried."""
 
     exit_code = 2
     http_status = 401
 
 
 class StaleWeightsError(BapoError):
-    """Work or a result belongs to a policy version outside the admitted range."""
+    """A policy version outside the allowed range."""
 
     http_status = 409
 
@@ -132,25 +132,25 @@ class WeightsAbsentError(WeightMismatchError):
 
 
 class UnavailableError(BapoError):
-    """A peer cannot answer now; try again until a deadline."""
+    """A service is unavailable; retry until a deadline."""
 
     exit_code = 3
     http_status = 503
 
 
 class OutOfMemoryError(UnavailableError):
-    """A process had too little memory, and settings that need less are named.
+    """Out of memory; the message suggests settings that need less.
 
-    Not in BY_NAME: torch has a class of this name, which a worker reports before anybody has added the settings.
+    Not in BY_NAME: torch has a class of this name, which workers report without such suggestions.
     """
 
 
 class FullError(UnavailableError):
-    """A peer holds all that it may: it takes more as soon as something was consumed."""
+    """The buffer is full; it accepts more once something is consumed."""
 
     http_status = 429
     retry_after_s = 1.0
-    """What the peer asked for, or a pause that suits any."""
+    """Retry-After of the service, or a default."""
 
 
 class NotRetriedError(UnavailableError):
@@ -158,34 +158,34 @@ class NotRetriedError(UnavailableError):
 
 
 class NodeDiedError(BapoError):
-    """A process of Ray that the workers live below has died: no worker can start any more."""
+    """A process of the Ray node has died: no worker can start."""
 
 
 class DeadlineError(BapoError):
-    """A named wait took too long."""
+    """A wait timed out."""
 
     exit_code = 5
     http_status = 504
 
 
 class RankLostError(BapoError):
-    """Another rank of the learner has ended, or says nothing: what that one died of is the cause, never this."""
+    """Another rank of the learner has exited or does not respond, which is the actual cause."""
 
     exit_code = 6
 
 
 class GradingError(BapoError):
-    """A verifier failed; its group has no rewards."""
+    """A reward function failed; the group has no rewards."""
 
 
 class DivergenceError(BapoError):
-    """Training produced a value that is not finite."""
+    """Training produced a non-finite value."""
 
     exit_code = 4
 
 
 class StorageError(BapoError):
-    """The disk refused a write, or has lost what was written."""
+    """A disk write failed, or written data is lost."""
 
     exit_code = 3
     http_status = 507
@@ -210,13 +210,13 @@ BY_NAME: dict[str, type[BapoError]] = {
         StorageError,
     )
 }
-"""How a service names an error in its JSON answer, so that a client raises the same class again."""
+"""Name in JSON error responses -> class, so that clients raise the same class."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: " (did you mean 'x'?)" for the nearest known one, or nothing."""
+    """Suffix of a message about an unknown name: " (did you mean 'x'?)" for the nearest known one, or ''."""
     near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    # People mistype the end of a word more often than its beginning: "bapp" is bapo, not ba-ppo.
+    # Typos are more frequent at the end of a word: "bapp" is bapo, not ba-ppo.
     best = max(near, key=lambda name: _common_prefix(word, name), default=None)
     return f" (did you mean {best!r}?)" if best else ""
 

@@ -30,7 +30,7 @@ MAX_HEADER_BYTES = 1 << 24
 MAX_GROUP_HEADER_BYTES = 1 << 20
 """Some hundred bytes and the prompt's text. It is opened before anything is known of it, and the worst bytes (empty
 maps, one byte each) become objects of 64 bytes."""
-MOST_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
+MAX_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
 """Of text and answer of a prompt that is asked for: the rest is for ids and 17 bytes of each of 4,096 responses."""
 MAX_DEPTH = 32
 """Levels of maps and lists in a header: a prompt's answer is the only part that has any depth."""
@@ -56,7 +56,7 @@ def frame_start(
     try:
         packed = encode(header)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ContractError(f"frame header cannot be packed: {error}; it may hold JSON values of 64 bits") from error
+        raise ContractError(f"frame header cannot be packed: {error}; it must be JSON with 64-bit integers") from error
     _refuse_large(len(packed), num_body_bytes)
     return PREFIX.pack(MAGIC, FORMAT, kind, len(packed), num_body_bytes) + packed
 
@@ -81,7 +81,7 @@ def frame_parts(frame: bytes | memoryview, kind: int) -> tuple[memoryview, memor
     view = memoryview(frame)
     size = _frame_size(view)
     if size != len(view):
-        raise ContractError(f"{len(view) - size} bytes follow the frame", Refusal.FRAME)
+        raise ContractError(f"{len(view) - size} extra bytes after the frame", Refusal.FRAME)
     head = frame_head(view)
     packed, _ = head_parts(head, kind)
     return packed, view[len(head) :]
@@ -99,11 +99,11 @@ def frame_head(frame: bytes | memoryview) -> memoryview:
     """Prefix and header of a frame whose body may not be there. Raises: ContractError."""
     view = memoryview(frame)
     if len(view) < PREFIX.size:
-        raise ContractError(f"frame is cut off: {len(view)} bytes, its prefix alone has {PREFIX.size}", Refusal.FRAME)
+        raise ContractError(f"frame is truncated: {len(view)} bytes, but its prefix has {PREFIX.size}", Refusal.FRAME)
     _declared_size(view)
     end = PREFIX.size + PREFIX.unpack_from(view)[3]
     if len(view) < end:
-        raise ContractError(f"frame is cut off: {len(view)} bytes, its header ends at {end}", Refusal.FRAME)
+        raise ContractError(f"frame is truncated: {len(view)} bytes, but its header ends at {end}", Refusal.FRAME)
     return view[:end]
 
 
@@ -114,12 +114,12 @@ def head_parts(head: bytes | memoryview, kind: int) -> tuple[memoryview, int]:
     """
     view = memoryview(head)
     if len(frame_head(view)) != len(view):
-        raise ContractError("bytes follow the header", Refusal.FRAME)
+        raise ContractError("extra bytes after the header", Refusal.FRAME)
     _, _, found, num_header, num_body = PREFIX.unpack_from(view)
     if found != kind:
-        raise ContractError(f"frame of kind {found} where kind {kind} was expected", Refusal.FRAME)
+        raise ContractError(f"expected a frame of kind {kind}, got {found}", Refusal.FRAME)
     if kind == KIND_GROUP and num_header > MAX_GROUP_HEADER_BYTES:
-        message = f"a group's header of {num_header} bytes; at most {MAX_GROUP_HEADER_BYTES} are taken"
+        message = f"group header has {num_header} bytes, the limit is {MAX_GROUP_HEADER_BYTES}"
         raise ContractError(message, Refusal.HEADER)
     return view[PREFIX.size :], num_body
 
@@ -154,11 +154,11 @@ def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
 
 def _frame_size(frame: memoryview) -> int:
     if len(frame) < PREFIX.size:
-        message = f"frame is cut off: {len(frame)} bytes, its prefix alone has {PREFIX.size}"
+        message = f"frame is truncated: {len(frame)} bytes, but its prefix has {PREFIX.size}"
         raise ContractError(message, Refusal.FRAME)
     size = _declared_size(frame)
     if len(frame) < size:
-        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes", Refusal.FRAME)
+        raise ContractError(f"frame is truncated: {len(frame)} of {size} bytes", Refusal.FRAME)
     return size
 
 
@@ -174,7 +174,7 @@ def _declared_size(frame: memoryview) -> int:
 def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
     if num_header_bytes > MAX_HEADER_BYTES or num_body_bytes > MAX_BODY_BYTES:
         raise ContractError(
-            f"frame of {num_header_bytes} + {num_body_bytes} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES} fit",
+            f"frame of {num_header_bytes} + {num_body_bytes} bytes, the limit is {MAX_HEADER_BYTES} + {MAX_BODY_BYTES}",
             Refusal.FRAME,
         )
 
@@ -191,7 +191,7 @@ def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
     Raises: ContractError.
     """
     if isinstance(value, float) and not math.isfinite(value):
-        raise ContractError(f"{what} holds {value}, which is not JSON", Refusal.HEADER)
+        raise ContractError(f"{what} contains {value}, which is not JSON", Refusal.HEADER)
     if not isinstance(value, _NESTED):
         return
     if depth == 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bapo.core.errors import ContractError
 
-MOST_LEVELS = 64
+MAX_LEVELS = 64
 
 
 class Json(bytes):
@@ -34,7 +34,7 @@ def to_json(value: Any, what: str) -> Json:
         raise ContractError(f"{what}: {_foreign(value) or error}") from error
 
 
-def _foreign(value: Any, path: str = "", levels: int = MOST_LEVELS) -> str:
+def _foreign(value: Any, path: str = "", levels: int = MAX_LEVELS) -> str:
     """Where the first value stands that JSON has no word for; empty when none is found."""
     if isinstance(value, Mapping | list | tuple) and levels:
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -42,8 +42,8 @@ def _foreign(value: Any, path: str = "", levels: int = MOST_LEVELS) -> str:
         return next(filter(None, found), "")
     if levels == 0 or isinstance(value, str | int | float | None | np.generic):
         return ""
-    hint = "; its .tolist() can be sent" if hasattr(value, "tolist") else ""
-    return f"{path} is {_type_of(value)}, which JSON has no word for{hint}"
+    hint = "; use its .tolist()" if hasattr(value, "tolist") else ""
+    return f"{path} is {_type_of(value)}, which is not JSON serializable{hint}"
 
 
 def _type_of(value: Any) -> str:

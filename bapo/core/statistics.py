@@ -40,7 +40,7 @@ def estimate(prompt_means: Sequence[float]) -> Estimate:
     """
     n = len(prompt_means)
     if n == 0:
-        raise ValueError("no prompts, so no accuracy")
+        raise ValueError("cannot compute accuracy without prompts")
     mean = sum(prompt_means) / n
     return Estimate(mean, *_wilson(mean, _effective_size(prompt_means, mean)))
 
@@ -61,7 +61,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
     Raises: ValueError when they are not as many, or fewer than two.
     """
     if len(before) != len(after) or len(before) < 2:
-        raise ValueError(f"a paired difference needs the same prompts twice, got {len(before)} and {len(after)}")
+        raise ValueError(f"a paired difference needs at least two common prompts, got {len(before)} and {len(after)}")
     changes = [b - a for a, b in zip(before, after, strict=True)]
     mean = sum(changes) / len(changes)
     variance = sum((change - mean) ** 2 for change in changes) / (len(changes) - 1)

@@ -77,14 +77,14 @@ def unpack_kept_state(data: bytes) -> tuple[int, int, bytes]:
     try:
         return int(fields["round"]), int(fields["through"]), bytes(fields["data"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ContractError(f"the kept state of a selector is malformed: {error!r}") from error
+        raise ContractError(f"the stored selector state is malformed: {error!r}") from error
 
 
 def _plain(data: bytes, kind: type) -> Any:
     try:
         value = msgpack.unpackb(data)
     except (ValueError, UnpackException) as error:
-        raise ContractError(f"what selectors learn from is malformed: {error!r}") from error
+        raise ContractError(f"success counts are malformed: {error!r}") from error
     if not isinstance(value, kind):
-        raise ContractError(f"what selectors learn from is malformed: a {type(value).__name__}, not a {kind.__name__}")
+        raise ContractError(f"success counts are malformed: expected {kind.__name__}, got {type(value).__name__}")
     return value

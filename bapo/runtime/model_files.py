@@ -1,6 +1,6 @@
-"""The files of a model: in a folder, or in the local Hugging Face cache, into which a Hub id is fetched once.
+"""The files of a model: in a folder, or in the local Hugging Face cache, into which a Hub id is downloaded.
 
-A model is present when its weights are: a tokenizer that was loaded by itself leaves config.json in the cache.
+A model counts as present if its weights are: loading only a tokenizer leaves config.json in the cache.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bapo.core.errors import ConfigError
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-"""Weights in safetensors alone, configuration, tokenizer: models often come with the same weights in other formats."""
+"""Only safetensors weights, config and tokenizer: many models include the same weights in other formats."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether `model.path` can be one. `models/tiny` looks like it; where a folder `models` is, it is a slip."""
+    """Whether `model.path` looks like a Hub id. `models/tiny` is not one if there is a folder `models`."""
     return bool(_HUB_ID.fullmatch(path)) and not Path(path).is_dir() and not Path(path).parent.is_dir()
 
 
 def folder_of(path: str) -> Path | None:
-    """Where the files of `model.path` lie on this machine, complete or not; None: nowhere."""
+    """Local folder of `model.path`, complete or not; None: not found."""
     if Path(path).is_dir():
         return Path(path)
     if not _HUB_ID.fullmatch(path):
@@ -43,12 +43,12 @@ def folder_of(path: str) -> Path | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """All that are there, sorted."""
+    """Existing weight files, sorted."""
     return sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
 
 
 def num_parameters(folder: Path) -> int | None:
-    """Numbers in the weights, from the headers of their safetensors files; None without any, or with a damaged one."""
+    """Number of parameters, from the headers of the safetensors files; None if they are missing or damaged."""
     files = sorted(folder.glob("*.safetensors"))
     try:
         return sum(map(_num_in, files)) or None
@@ -57,7 +57,7 @@ def num_parameters(folder: Path) -> int | None:
 
 
 def _num_in(file: Path) -> int:
-    """Eight bytes say how long the header is, which has name -> {dtype, shape, data_offsets}."""
+    """The first eight bytes are the length of the header: name -> {dtype, shape, data_offsets}."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > file.stat().st_size:
@@ -67,7 +67,7 @@ def _num_in(file: Path) -> int:
 
 
 def missing_parts(folder: Path) -> list[str]:
-    """What is missing of a model, in words: its configuration, its weights, some files of them."""
+    """Descriptions of the missing parts of a model: config, weights, or some weight files."""
     missing = [] if (folder / CONFIG).is_file() else [CONFIG]
     index = folder / INDEX
     if index.is_file():
@@ -81,20 +81,20 @@ def missing_parts(folder: Path) -> list[str]:
 
 
 def fetch(model_id: str, download: Callable[[str, Iterable[str]], str] | None = None) -> Path:
-    """The folder of a Hub id with all that a run needs, downloaded where it is not in the cache yet.
+    """The local folder of a Hub id, downloaded if it is not in the cache.
 
     Args:
-        download: (id, patterns of the files) -> folder; the default shows its progress.
-    Raises: ConfigError that says what is missing, and the command that brings it.
+        download: (id, file patterns) -> folder; the default shows its progress.
+    Raises: ConfigError with what is missing, and the command to get it.
     """
     folder = folder_of(model_id)
     if folder is not None and not missing_parts(folder):
         return folder
     try:
         folder = Path((download or _snapshot)(model_id, WANTED))
-    except Exception as error:  # the Hub's client raises errors of its own and those of its HTTP library
+    except Exception as error:  # the Hub's client raises its own errors and those of its HTTP library
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise ConfigError(f"model.path: {model_id} could not be fetched: {reason}; {how_to_fetch(model_id)}") from error
+        raise ConfigError(f"model.path: cannot download {model_id}: {reason}; {how_to_fetch(model_id)}") from error
     if missing := missing_parts(folder):
         raise ConfigError(
             f"model.path: {model_id} has no {' and no '.join(missing)} in {folder}; {how_to_fetch(model_id)}"
@@ -117,43 +117,43 @@ def _snapshot(model_id: str, patterns: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """How many prompts a tokenizer changes: for some model types transformers silently builds another tokenizer.
+    """Result of a tokenizer round trip: for some model types transformers silently builds a wrong tokenizer.
 
-    Compared in NFC, because a tokenizer may normalize (those of Qwen do).
+    Compared in NFC, because tokenizers may normalize (Qwen's do).
     """
 
     num_prompts: int
     num_changed: int
     example: tuple[str, str] = ("", "")
-    """The first prompt that changed, and what came back."""
+    """The first changed prompt, and its decoded form."""
 
     @property
     def is_wrong(self) -> bool:
-        """Most prompts changed: it is another model's tokenizer."""
+        """Most prompts changed: it is the wrong tokenizer."""
         return 2 * self.num_changed > self.num_prompts
 
     @property
     def complaint(self) -> str:
-        """What changed, for people, with what to inspect."""
+        """Human-readable description with a hint."""
         text, back = self.example
         changed = (
-            f"the tokenizer of the model turns the prompt {text!r} into {back!r} ({self.num_changed} of "
-            f"{self.num_prompts} prompts that were tried change, {self.num_changed / self.num_prompts:.0%})"
+            f"the tokenizer of the model changes the prompt {text!r} to {back!r} ({self.num_changed} of "
+            f"{self.num_prompts} tested prompts change, {self.num_changed / self.num_prompts:.0%})"
         )
         if self.is_wrong:
             return (
-                f"{changed}: it is not the tokenizer that the model was trained with (tokenizer_class and model_type "
-                "of its config decide which one loads)"
+                f"{changed}: it is not the tokenizer that the model was trained with (check tokenizer_class and "
+                "model_type in its config)"
             )
-        return f"{changed}: the model reads such prompts otherwise than they are written"
+        return f"{changed}: the model sees such prompts in a different form"
 
 
 def round_trips(texts: Sequence[str], there_and_back: Callable[[str], str]) -> RoundTrips:
     """Encode and decode all texts.
 
     Args:
-        there_and_back: encodes without what the tokenizer adds by itself, decodes with special tokens: a chat template
-            writes some.
+        there_and_back: encodes without added special tokens, and decodes with special tokens, which a chat template may
+            contain.
     """
     pairs = [(text, there_and_back(text)) for text in texts]
     changed = [pair for pair in pairs if _normalized(pair[0]) != _normalized(pair[1])]

@@ -1,10 +1,10 @@
-"""How a process of a run starts and ends: `python -m <package> --config RUN/config.toml --run-dir RUN`.
+"""Entry point of the processes of a run: `python -m <package> --config RUN/config.toml --run-dir RUN`.
 
-It logs to stderr (the launcher keeps that in RUN/logs), and an error of the tree in `bapo.core.errors` ends it with
-one line and the exit code of its class, without a traceback. Any other error is a bug and shows its traceback.
+Processes log to stderr (saved in RUN/logs by the launcher). A BapoError exits with one line and its exit code, without
+a traceback. Any other error is a bug and shows its traceback.
 
-A process that has no handling of SIGTERM of its own (scheduler, evaluator) ends by it at once; also as process 1 of a
-container, for whom Linux ignores signals without a handler.
+A process without its own SIGTERM handler (scheduler, evaluator) exits immediately, even as PID 1 of a container, where
+Linux ignores signals without a handler.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What every process is started with."""
+    """Flags of every process."""
 
     config: Config
     run: RunDirectory
     extra: argparse.Namespace
-    """The process's own flags."""
+    """Process-specific flags."""
 
 
 def run_process(
@@ -53,7 +53,7 @@ def run_process(
 ) -> NoReturn:
     """Read the flags, call `main` and exit: 0, or the exit code of the error."""
     parser = argparse.ArgumentParser(prog=f"python -m {name}")
-    parser.add_argument("--config", required=True, help="the resolved configuration, RUN/config.toml")
+    parser.add_argument("--config", required=True, help="the resolved config, RUN/config.toml")
     parser.add_argument("--run-dir", required=True, help="the run directory")
     if add_flags:
         add_flags(parser)
@@ -67,18 +67,18 @@ def run_process(
         find_tokens(run.path, name)
         main(Flags(config=load_resolved(extra.config), run=run, extra=extra))
     except BapoError as error:
-        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - an expected end needs no traceback
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - expected errors need no traceback
         sys.exit(error.exit_code)
     sys.exit(0)
 
 
 def _end_as_first(number: int, frame: object) -> NoReturn:
-    # Nothing is lost: what scheduler and evaluator have acknowledged is in the buffer.
+    # Nothing is lost: the state of scheduler and evaluator is in the buffer.
     end_now(128 + number)
 
 
 def end_now(code: int) -> NoReturn:
-    """End without waiting for threads: what they do must be lost without harm."""
+    """Exit without waiting for threads, whose work may be lost."""
     logging.shutdown()
     os._exit(code)
 
@@ -122,29 +122,29 @@ class Interrupts:
 
 PR_SET_PDEATHSIG = 1
 PARENT_POLL_S = 1.0
-# Found before any fork: on the child's side a lock that a thread of the parent holds is held for ever.
+# Resolved before any fork: in the child, a lock held by a thread of the parent is never released.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def dying_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """What a child does between fork and exec (`preexec_fn`): it has the kernel send it `number` at its parent's death.
+    """A `preexec_fn` that makes the kernel send `number` to the child when its parent dies.
 
-    The parent is the thread that forks: one that ends takes its children along.
+    The parent is the forking thread: its exit also triggers the signal.
     """
     parent = os.getpid()
 
     def ask() -> None:
         _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # it has died before we asked
+        if os.getppid() != parent:  # the parent has already died
             os.kill(os.getpid(), signal.SIGKILL)
 
     return ask
 
 
 def watch_parent(on_orphaned: Callable[[], None]) -> None:
-    """Call `on_orphaned` in a thread when the parent is gone; for a child that third-party code has started.
+    """Call `on_orphaned` in a thread when the parent has died; for children started by third-party code.
 
-    getppid changes also where a dead parent stays a zombie, because no process reaps it.
+    getppid also changes if the dead parent remains a zombie.
     """
     parent = os.getppid()
 

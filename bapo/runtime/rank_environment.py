@@ -1,4 +1,4 @@
-"""What each rank of the learner finds in its environment: the launcher starts ranks, a learner without it its own."""
+"""Environment of the ranks of the learner, which are started by the launcher or by the learner itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 WORLD_SIZE, RANK = "WORLD_SIZE", "RANK"
 LISTENER = "BAPO_RANKS_LISTENER"
-"""Descriptor, in rank 0, of the socket that listens at MASTER_PORT already; with torchrun or by hand there is none."""
+"""Descriptor of the socket already listening on MASTER_PORT, for rank 0; not set by torchrun."""
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 MALLOC = {
-    # The learner frees and takes the same large blocks every step: keeping them is a fifth faster on CPUs.
+    # The learner frees and allocates the same large blocks every step: keeping them is 20 % faster on CPUs.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "-1",
     "MALLOC_TOP_PAD_": "67108864",
@@ -19,10 +19,10 @@ MALLOC = {
 
 
 def meeting_place() -> socket.socket:
-    """Where the ranks of one learner meet, on this machine: their parent keeps it open as long as it starts any.
+    """The rendezvous socket of the ranks on this machine, kept open by their parent.
 
-    A port that is only chosen here, and opened by rank 0 once torch is imported, may be taken by then, and
-    more so when the ranks start again hours later.
+    A port that is only chosen here, and opened by rank 0 after importing torch, may be in use by then, especially when
+    ranks restart hours later.
     """
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
@@ -31,11 +31,11 @@ def meeting_place() -> socket.socket:
 
 
 def rank_environments(num_ranks: int, num_threads: int, meeting: socket.socket | None = None) -> list[dict[str, str]]:
-    """Variables of each rank, added to the parent's; the starter passes the `inherited` descriptors on.
+    """Variables of each rank, added to the parent's; the caller must pass the `inherited` descriptors.
 
     Args:
-        num_threads: of torch, in each rank.
-        meeting: from `meeting_place`; None: at a port that is free now.
+        num_threads: torch threads per rank.
+        meeting: from `meeting_place`; None: use a free port.
     """
     common = {"OMP_NUM_THREADS": str(num_threads), **MALLOC}
     if num_ranks == 1:
@@ -45,7 +45,7 @@ def rank_environments(num_ranks: int, num_threads: int, meeting: socket.socket |
         "MASTER_PORT": str(meeting.getsockname()[1] if meeting else free_port()),
         WORLD_SIZE: str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        # Else gloo listens at the address that the host's name has, which others may reach, and asks for no token.
+        # Otherwise gloo listens on the host's address without authentication.
         "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
     }
     if meeting:
@@ -54,12 +54,12 @@ def rank_environments(num_ranks: int, num_threads: int, meeting: socket.socket |
 
 
 def inherited(environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Descriptors that the process with this environment needs of its parent (`pass_fds`)."""
+    """Descriptors that a process with this environment inherits (`pass_fds`)."""
     return (int(environment[LISTENER]),) if LISTENER in environment and environment.get(RANK) == "0" else ()
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now."""
+    """A free port of the loopback."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

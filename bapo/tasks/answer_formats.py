@@ -1,10 +1,10 @@
-"""Where a response that is written in a given form has its answer. Pure, and linear in the length of the text.
+"""Extract the answer from a response in a given format. Pure, linear in the length of the text.
 
-    form "<answer>{answer}</answer>"    what stands between the last end and the nearest beginning before it
-    form "#### {answer}"                what follows the last mark, up to the end of its line
-    form "\\boxed{{answer}}"             what stands in the last such braces, which may hold others (not \\{)
+    format "<answer>{answer}</answer>"    text between the last closing tag and the nearest opening tag before it
+    format "#### {answer}"                text after the last marker, up to the end of its line
+    format "\\boxed{{answer}}"             content of the last such braces, which may be nested (not \\{)
 
-Never a regular expression of a user's: one that backtracks would hold up every thread of the process.
+User-supplied regular expressions are not supported: a backtracking one would block every thread of the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OPEN, CLOSE, ESCAPE = "{", "}", "\\"
 
 
 def marks_of(form: str) -> tuple[str, str] | None:
-    """What stands right before and right after the answer on its line; None for a form with nothing before it."""
+    """Text directly before and after the answer on its line; None for a format without a prefix."""
     before, found, behind = form.partition(ANSWER)
     before = before.rpartition("\n")[2].strip()
     behind = behind.partition("\n")[0].strip()
@@ -22,7 +22,7 @@ def marks_of(form: str) -> tuple[str, str] | None:
 
 
 def written_answer(form: str, text: str) -> str | None:
-    """The answer in the last place of `text` that is written in this form, stripped; None where there is none."""
+    """The last answer in `text` in this format, stripped; None if there is none."""
     marks = marks_of(form)
     if marks is None:
         return None
@@ -38,7 +38,7 @@ def written_answer(form: str, text: str) -> str | None:
 
 
 def _in_braces(text: str, before: str) -> str | None:
-    """From after the last `before` to the brace that closes it; the one before the last when it is never closed."""
+    """Text between the last `before` and its closing brace; if that one is unclosed, the previous one."""
     end = len(text)
     while (start := text.rfind(before, 0, end)) >= 0:
         depth = 1

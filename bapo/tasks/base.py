@@ -1,6 +1,6 @@
-"""What a task is: where prompts come from, and what is right.
+"""Interface of a task: its prompts and its reward.
 
-A user's own task is any object with this shape, named in the config by dotted path
+A custom task is any object with this interface, given in the config as a dotted path
 (`task.name = "my_package.my_module:make_task"`, called with the `[task.options]` table as keywords).
 """
 
@@ -17,49 +17,49 @@ from bapo.core.types import Prompt
 
 
 class Task(Protocol):
-    """Prompts and a verifiable reward. Pure: the same arguments always give the same answer."""
+    """Prompts and a verifiable reward. Pure: the same arguments always return the same result."""
 
     name: str
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """All prompts of a split, in a stable order. Every task has the split `train`; others are held out.
+        """All prompts of a split, in a stable order. Every task has the split `train`; all other splits are held out.
 
-        Raises: ConfigError for an unknown split, naming the known ones.
+        Raises: ConfigError for an unknown split.
         """
         ...
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        """Names of the splits that are measured and never trained."""
+        """Names of the splits that are evaluated and never trained."""
         ...
 
     def reward(self, prompt: Prompt, text: str) -> float | None:
-        """r(x, y) in [0, 1]. Wrong or unparseable text is 0.0, never an exception; None: it cannot be graded."""
+        """r(x, y) in [0, 1]. Wrong or unparsable text is 0.0, never an exception; None: it cannot be graded."""
         ...
 
-    # A task may also have `level(prompt) -> float | None`, its own measure of difficulty, easy is low: prompt selectors
-    # that go from easy to hard need it.
+    # A task may also have `level(prompt) -> float | None`, a difficulty where lower is easier: required by curriculum
+    # selectors.
 
     def gold(self, prompt: Prompt) -> str | None:
-        """A right response, if one is known: `bapo doctor` checks that it is rewarded 1.0."""
+        """A correct response, if one is known: `bapo doctor` checks that its reward is 1.0."""
         ...
 
 
 @runtime_checkable
 class HasExtract(Protocol):
-    """Optional for a task: the part of a response that its reward reads, for people who read responses.
+    """Optional for a task: the part of a response that its reward reads, for display.
 
-    With an attribute `extracts_by_gold` that is true it holds for `[task] reward` as well.
+    If an attribute `extracts_by_gold` is true, it also applies to `[task] reward`.
     """
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
-        """The answer that `reward` compares; None when the text has none."""
+        """The answer that `reward` compares; None if the text has none."""
         ...
 
 
 @runtime_checkable
 class GradesGroups(Protocol):
-    """Optional for a task: all responses to a prompt graded in one call. None: it cannot be graded."""
+    """Optional for a task: grade all responses to a prompt in one call. None: it cannot be graded."""
 
     def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
         """[G] rewards in the order of the texts."""
@@ -68,7 +68,7 @@ class GradesGroups(Protocol):
 
 @runtime_checkable
 class LoadsReward(Protocol):
-    """Optional for a task: a user's code, imported only by graders."""
+    """Optional for a task: user code that only graders import."""
 
     def load_reward(self) -> None:
         """Import it now. Raises: ConfigError."""
@@ -77,24 +77,24 @@ class LoadsReward(Protocol):
 
 @runtime_checkable
 class HasExpert(Protocol):
-    """Optional for a task: solutions that are worth training on (LUFFY, ReLIFT). Without it, `gold` is one."""
+    """Optional for a task: expert solutions to train on (LUFFY, ReLIFT). Default: `gold`."""
 
     def expert(self, prompt: Prompt) -> str | None:
-        """A solution in an expert's words, with the steps that lead to it; None when there is none."""
+        """An expert's solution with its reasoning; None if there is none."""
         ...
 
 
 ROW, MESSAGES = "_row", "_messages"
-"""Keys of `Prompt.answer` that are ours: where the prompt stands in its file, the conversation that it came from."""
+"""Reserved keys of `Prompt.answer`: the prompt's position in its file and its original conversation."""
 
 
 def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, extra: Mapping[str, Any] | None = None) -> Prompt:
-    """A prompt whose id is the hash of its content, so that it is recognized across epochs and runs (eq. 4).
+    """Create a prompt whose id is the hash of its content, so that it is stable across epochs and runs (eq. 4).
 
     Args:
-        extra: columns that a reward may read and that do not change the prompt: kept in `answer`, left out of the id.
-    Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
-        levels, more than 896 KiB in all.
+        extra: columns for the reward that do not change the prompt: stored in `answer`, excluded from the id.
+    Raises: ConfigError if it cannot be serialized: an integer beyond 64 bits, a lone surrogate, an answer nested deeper
+        than 32 levels, more than 896 KiB in total.
     """
     content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -102,15 +102,15 @@ def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, extra: Mappi
     try:
         require_carried(prompt)
     except ContractError as error:
-        raise ConfigError(f"the prompt {text[:80]!r} of task {task!r} cannot be used: {error}") from error
+        raise ConfigError(f"invalid prompt {text[:80]!r} of task {task!r}: {error}") from error
     return prompt
 
 
 def columns_of(prompt: Prompt) -> dict[str, Any]:
-    """What a function may ask for by name: `answer`, and the other columns that the dataset keeps."""
+    """Keyword arguments available to a reward function: `answer` and the other columns that the dataset keeps."""
     return {name: value for name, value in prompt.answer.items() if name not in (ROW, MESSAGES)}
 
 
 def conversation_of(prompt: Prompt) -> list[Mapping[str, str]] | None:
-    """The messages that the prompt was written from; None for a prompt that was text."""
+    """The messages that the prompt was rendered from; None for a text prompt."""
     return cast("list[Mapping[str, str]] | None", prompt.answer.get(MESSAGES))

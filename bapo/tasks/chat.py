@@ -1,10 +1,10 @@
-"""Chat templates: how a model was taught to read a conversation, as its tokenizer's files say.
+"""Chat templates from the tokenizer's files.
 
-    chat_template.jinja, or `chat_template` of tokenizer_config.json, rendered with the prompt for an answer at its end
+    chat_template.jinja, or `chat_template` of tokenizer_config.json, rendered with the generation prompt at the end
 
-Renders as transformers does (a test compares), without its seconds of import: every service makes prompts. Except for
-the date: a template that asks for today's gets one that does not change.
-Does not cover: tools, documents, templates by name other than `default`.
+Renders like transformers (tested), without its seconds of import time: every service builds prompts. Exception: a
+template that asks for today's date gets a fixed one.
+Not supported: tools, documents, named templates other than `default`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 CHAT_DATE = "2024-07-26"
-"""What the templates of Llama 3.1 and 3.2 print when no date is given."""
+"""Default date of the templates of Llama 3.1 and 3.2."""
 
 Render = Callable[[Sequence[Mapping[str, str]]], str]
 
 
 def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CHAT_DATE) -> Render | None:
-    """What writes a conversation as text; None when the tokenizer has no template.
+    """Renderer of conversations; None if the tokenizer has no template.
 
     Args:
-        tokenizer: folder of the model, or its Hub id.
-        options: further variables of the template, such as `enable_thinking`.
-        today: the date that the template prints if it prints one, as YYYY-MM-DD.
-    Raises: ConfigError for files that cannot be read, a template that cannot be compiled, a date that is none; when
-        called, for a conversation that the template refuses.
+        tokenizer: model directory or Hub id.
+        options: extra template variables, such as `enable_thinking`.
+        today: date for templates that print one, as YYYY-MM-DD.
+    Raises: ConfigError for unreadable files, a template that does not compile, an invalid date; when called, for a
+        conversation that the template rejects.
     """
     config = json.loads(_file(tokenizer, CONFIG_FILE) or "{}")
     source = _file(tokenizer, TEMPLATE_FILE) or _default(config.get("chat_template"))
@@ -49,18 +49,18 @@ def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CH
         try:
             text: str = template.render(messages=messages, add_generation_prompt=True, **special, **options)
         except Exception as error:  # a template runs code of its own, which may raise anything
-            raise ConfigError(f"the chat template of {tokenizer} refuses the conversation: {error}") from error
+            raise ConfigError(f"the chat template of {tokenizer} failed for a conversation: {error}") from error
         return text
 
     return render
 
 
 def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
-    # By name: jinja2 comes with torch and transformers, and prompts that are texts need none of them.
+    # Imported lazily: jinja2 comes with torch and transformers, which text prompts do not need.
     try:
         jinja2, sandbox = importlib.import_module("jinja2"), importlib.import_module("jinja2.sandbox")
     except ImportError as error:
-        raise ConfigError(f"the chat template of {tokenizer} needs the package jinja2 (pip install jinja2)") from error
+        raise ConfigError(f"the chat template of {tokenizer} requires jinja2 (pip install jinja2)") from error
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
@@ -74,7 +74,7 @@ def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
 
 
 def _generation() -> type:
-    """The block {% generation %}: what an assistant said. transformers marks its tokens; its text is as without it."""
+    """The block {% generation %}, which transformers uses for assistant masks. It does not change the text."""
     nodes, extensions = importlib.import_module("jinja2.nodes"), importlib.import_module("jinja2.ext")
 
     def parse(_: Any, parser: Any) -> Any:
@@ -89,11 +89,11 @@ def _midnight(today: str) -> datetime:
     try:
         return datetime.combine(date.fromisoformat(today), time())
     except ValueError as error:
-        raise ConfigError(f"task.options.chat_date = {today!r} is not a date: write YYYY-MM-DD") from error
+        raise ConfigError(f"task.options.chat_date = {today!r} is not a date: use YYYY-MM-DD") from error
 
 
 def _file(tokenizer: str, name: str) -> str | None:
-    """A text file of the tokenizer, None when it has none of this name."""
+    """A text file of the tokenizer; None if it does not exist."""
     folder = Path(tokenizer)
     if folder.is_dir():
         path = folder / name
@@ -101,7 +101,7 @@ def _file(tokenizer: str, name: str) -> str | None:
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
-        raise ConfigError(f"{tokenizer!r} is not a folder, and a Hub id needs the package huggingface_hub") from error
+        raise ConfigError(f"{tokenizer!r} is not a folder, and a Hub id requires huggingface_hub") from error
     try:
         return Path(hub.hf_hub_download(tokenizer, name)).read_text(encoding="utf-8")
     except hub.errors.LocalEntryNotFoundError as error:
@@ -116,8 +116,8 @@ def _file(tokenizer: str, name: str) -> str | None:
 
 def _unreadable(tokenizer: str, name: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.path: {name} of {tokenizer!r} could not be read: {str(error).partition(chr(10))[0]}; it tells how a "
-        "conversation is written. Set task.options.message_format to write it without the model's chat template"
+        f"model.path: cannot read {name} of {tokenizer!r}, which defines its chat template: "
+        f"{str(error).partition(chr(10))[0]}. Set task.options.message_format to format conversations without it"
     )
 
 
@@ -139,7 +139,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """With the arguments of transformers' filter, in its order; jinja2's own writes HTML's escapes."""
+    """Same arguments as transformers' filter, in the same order; jinja2's built-in filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,10 +1,10 @@
-"""Task `dataset`: prompts and answers from a file or a Hub dataset, graded by exact match or by your own function.
+"""Task `dataset`: prompts and answers from a file or a Hub dataset, graded by exact match or by a custom function.
 
     [task]
     name = "dataset"
     options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards.py:score" }
 
-A prompt that is a list of messages is written by the model's chat template. Does not cover: images, streaming.
+A prompt that is a list of messages is rendered with the model's chat template. Not supported: images, streaming.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ NAME = "dataset"
 TRAIN = "train"
 QUESTION = "{prompt}"
 MESSAGE_FORMAT = "{content}\n"
-"""Of a model without a chat template."""
+"""For models without a chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Where a row keeps what, and how it becomes text."""
+    """Columns of a row, and how they are rendered as text."""
 
     prompt: str | None
     answer: str | None
-    """None: recognized by the layout of each file's first row."""
+    """None: detected from the first row of each file."""
     extra: tuple[str, ...]
     message_format: str | None
-    """None: by the chat template."""
+    """None: use the chat template."""
     tokenizer: str | None
-    """Folder or Hub id whose chat template writes conversations."""
+    """Directory or Hub id with the chat template."""
     chat_options: Mapping[str, Any]
     chat_date: str = CHAT_DATE
     question_format: str = QUESTION
@@ -56,7 +56,7 @@ class Columns:
     """What prompts say of who grades them."""
 
     def asked(self, value: Any) -> Any:
-        """What a row asks: text, or messages where it has them or the options make some."""
+        """Prompt of a row: text, or messages if the row has them or the options build them."""
         if isinstance(value, str):
             value = self.question_format.replace(QUESTION, value)
         if isinstance(value, str) and self.chat:
@@ -101,7 +101,7 @@ class DatasetTask:
         return tuple(split for split in self._sources if split != TRAIN)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """All different prompts of a split, in the order of the file.
+        """All distinct prompts of a split, in file order.
 
         Raises: ConfigError for an unknown split or a malformed file.
         """
@@ -117,41 +117,41 @@ class DatasetTask:
         _ = self._reward
 
     def reward(self, prompt: Prompt, text: str) -> float | None:
-        """The user's reward; without one, 1.0 if the stripped text is the answer and 0.0 if not."""
+        """The custom reward; without one, 1.0 if the stripped text equals the answer, else 0.0."""
         return self.rewards(prompt, [text])[0]
 
     def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
-        """The same of all responses to a prompt."""
+        """Rewards of all responses to a prompt."""
         if self._reward is not None:
             return self._reward.of_group(prompt, texts)
         right = _as_text(prompt.answer["answer"]).strip()
         return [1.0 if text.strip() == right else 0.0 for text in texts]
 
     def level(self, prompt: Prompt) -> float | None:
-        """The number in the column `level`, when it is one of `extra_columns`; None for anything else."""
+        """The number in the column `level`, if it is one of `extra_columns`; otherwise None."""
         level = prompt.answer.get("level")
         return float(level) if isinstance(level, int | float) and not isinstance(level, bool) else None
 
     def gold(self, prompt: Prompt) -> str | None:
-        """The answer in the given format; unknown for a user's reward without a format."""
+        """The answer in the given format; unknown for a custom reward without a format."""
         if self._gold_format is None:
             return None
         return self._gold_format.replace("{answer}", gold_text(prompt.answer["answer"]))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
-        """What stands in a response where `gold_format` has the answer. Exact match reads all of it; a user's reward
-        without such a format does not say what it reads."""
+        """The part of a response where `gold_format` puts the answer; the whole text for exact match; unknown for a
+        custom reward without a format."""
         if self.extracts_by_gold:
             return written_answer(str(self._gold_format), text)
         return text.strip() if self._reward_name is None else None
 
     @property
     def extracts_by_gold(self) -> bool:
-        """Whether `gold_format` says where the answer stands, for whatever reward."""
+        """Whether `gold_format` defines the position of the answer, for any reward."""
         return self._gold_format is not None and marks_of(self._gold_format) is not None
 
     def expert(self, prompt: Prompt) -> str | None:
-        """What the column says; without a column, the gold response."""
+        """Value of the column; without a column, the gold response."""
         if self._expert_column is None:
             return self.gold(prompt)
         value = prompt.answer.get(self._expert_column)
@@ -159,7 +159,7 @@ class DatasetTask:
 
     @cached_property
     def _reward(self) -> Reward | None:
-        """Imported by those who grade, and by no other service."""
+        """Imported only by graders."""
         return None if self._reward_name is None else load_reward(self._reward_name)
 
     @cached_property
@@ -173,7 +173,7 @@ class DatasetTask:
         for prompt_id in leaked:
             del splits[TRAIN][prompt_id]
         if leaked:
-            log.warning("dataset %s: left out %d prompts that are held out", self._sources[TRAIN], len(leaked))
+            log.warning("dataset %s: dropped %d held-out prompts", self._sources[TRAIN], len(leaked))
         if not splits[TRAIN]:
             raise ConfigError(f"dataset {self._sources[TRAIN]}: every training prompt is in a held-out split")
         return {split: tuple(by_id.values()) for split, by_id in splits.items()}
@@ -208,7 +208,7 @@ def make_task(
     expert_column: str | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> DatasetTask:
-    """The task with its options, as the `[task.options]` table gives them.
+    """Create the task from the `[task.options]` table.
 
     Args:
         path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
@@ -221,8 +221,8 @@ def make_task(
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
         chat_options: variables of the chat template, such as { enable_thinking = false }.
-        chat_date: YYYY-MM-DD, for a chat template that prints today's date; the same on every day, so that a prompt
-            stays the same prompt.
+        chat_date: YYYY-MM-DD, for a chat template that prints today's date; fixed, so that prompt ids do not
+            change from day to day.
         question_format: what is asked, around the field {prompt}, where prompts are texts.
         chat: a prompt that is text is a message of the user, written by the chat template.
         system_prompt: the first message of conversations that have no system message; texts need `chat`.
@@ -235,11 +235,11 @@ def make_task(
     """
     held_out = held_out or {}
     if TRAIN in held_out:
-        raise ConfigError(f"task.options.held_out: {TRAIN!r} is the name of the training split")
+        raise ConfigError(f"task.options.held_out: {TRAIN!r} is reserved for the training split")
     if "answer" in extra_columns:
-        raise ConfigError("task.options.extra_columns: 'answer' is what the answer column is called already")
+        raise ConfigError("task.options.extra_columns: 'answer' is reserved for the answer column")
     if QUESTION not in question_format:
-        raise ConfigError(f"task.options.question_format {question_format!r} must have the field {QUESTION}")
+        raise ConfigError(f"task.options.question_format {question_format!r} must contain {QUESTION}")
     if gold_format is None and reward is None:
         gold_format = "{answer}"
     columns = Columns(
@@ -278,7 +278,7 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     if not prompts:
         raise ConfigError(f"dataset {source} has no rows")
     if num_rows > len(prompts):
-        log.warning("dataset %s: left out %d rows that repeat an earlier one", source, num_rows - len(prompts))
+        log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
     return prompts
 
 
@@ -302,8 +302,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
         text = value
         if columns.system_prompt is not None:
             raise ConfigError(
-                f"{row.where}: a prompt that is text has no system message: set task.options.chat = true, so that it "
-                "becomes a message, or leave system_prompt out"
+                f"{row.where}: a plain-text prompt cannot have a system message: set task.options.chat = true to "
+                "convert it to a message, or remove system_prompt"
             )
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {asked!r} must be text or messages, got {value!r:.80}")
@@ -342,10 +342,10 @@ class Conversations:
         found = chat_template(self._columns.tokenizer, self._columns.chat_options, today=self._columns.chat_date)
         if found is None and self._columns.chat:
             raise ConfigError(
-                f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; leave chat "
-                "out, or say by task.options.message_format how a message is written"
+                f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; remove "
+                "chat, or set task.options.message_format"
             )
-        log.info("conversations are written %s", "by the chat template" if found else "without a chat template")
+        log.info("conversations are formatted %s", "by the chat template" if found else "without a chat template")
         return found
 
     def _message(self, message: Mapping[str, str]) -> str:
@@ -355,7 +355,7 @@ class Conversations:
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
                 f"task.options.message_format {form!r} cannot be filled: {error!r}; "
-                "it has the fields {role} and {content}"
+                "its fields are {role} and {content}"
             ) from error
 
 
@@ -364,7 +364,7 @@ def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
     try:
         json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{row.where}: the answer is not made of JSON values: {error}") from error
+        raise ConfigError(f"{row.where}: the answer must consist of JSON values: {error}") from error
 
 
 def _as_text(value: Any) -> str:
@@ -391,7 +391,7 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "inpu
 """The first that a row has is taken."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
-MOST_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64
 """Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
 a megabyte for each of 20,000 rows."""
@@ -433,7 +433,7 @@ def read_rows(source: str) -> Iterator[Row]:
     path = Path(source)
     if is_file(source):
         if not path.is_file():
-            raise ConfigError(f"dataset file {source} does not exist (searched in {Path.cwd()})")
+            raise ConfigError(f"dataset file {source} not found (in {Path.cwd()})")
         return _READERS[path.suffix](path)
     hub_id = _HUB_ID.fullmatch(source)
     assert hub_id is not None  # is_file refuses anything else
@@ -462,18 +462,18 @@ def answer_column(row: Row) -> str:
             return column
     raise ConfigError(
         f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
-        f"name it in task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
+        f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
     )
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if not line.strip():
                 continue
             where = f"{path} row {number}"
-            if len(line) > MOST_LINE_BYTES:
-                raise ConfigError(f"{where}: it has more than {MOST_LINE_BYTES} bytes; each row is a line of its own")
+            if len(line) > MAX_LINE_BYTES:
+                raise ConfigError(f"{where}: it has more than {MAX_LINE_BYTES} bytes; each row must be on its own line")
             try:
                 values = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -487,7 +487,7 @@ def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"dataset file {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read dataset file {path}: {error.strerror}") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -513,11 +513,11 @@ def _hub_rows(name: str, split: str) -> Iterator[Row]:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"dataset {name!r} is a Hub id and needs the package `datasets`: pip install datasets; "
-            "or save it as a .parquet or .jsonl file and give the file's path"
+            f"dataset {name!r} is a Hub id and requires the package `datasets`: pip install datasets; "
+            "or save it as a .parquet or .jsonl file and use its path"
         ) from error
     try:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # loading runs the Hub's client and the data set's own reader
-        raise ConfigError(f"dataset {name!r} split {split!r} could not be loaded: {error}") from error
+        raise ConfigError(f"cannot load dataset {name!r} split {split!r}: {error}") from error
     return (Row(where=f"{name}:{split} row {number}", values=values) for number, values in enumerate(rows, start=1))

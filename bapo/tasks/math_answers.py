@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-MOST_EXPONENT = 400
+MAX_EXPONENT = 400
 """Powers of ten beyond it are left to the verifier."""
-MOST_DIGITS = 200
+MAX_DIGITS = 200
 """Characters of a number."""
 ROUNDED_DIGITS = 3
 """Digits from which a decimal may be a rounded one."""
@@ -125,7 +125,7 @@ def number_of(text: str) -> Number | None:
     """A decimal, fraction, mixed number, power of ten or percentage; None for anything else."""
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", _one_number(text))
     text = re.sub(r"\s|\$", "", _SPACES.sub("", text)).removesuffix(".")
-    if len(text) > MOST_DIGITS:
+    if len(text) > MAX_DIGITS:
         return None
     match = _FRACTION.search(text)
     return _decimal(text) if match is None else _mixed(text[: match.start()], match, text[match.end() :])
@@ -152,7 +152,7 @@ def _decimal(text: str) -> Number | None:
     if match is None:
         return None
     sign, decimal, exponent, top, bottom, power, percent = match.groups()
-    if max(abs(int(exponent or 0)), abs(int(power or 0))) > MOST_EXPONENT or (bottom and not int(bottom)):
+    if max(abs(int(exponent or 0)), abs(int(power or 0))) > MAX_EXPONENT or (bottom and not int(bottom)):
         return None
     unit, digits = Fraction(0), 0
     if decimal is not None:

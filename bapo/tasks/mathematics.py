@@ -34,7 +34,7 @@ from bapo.tasks.math_answers import decided, rounding_of, spelled
 NAME = "mathematics"
 BOXED = "\\boxed{{answer}}"
 QUESTION = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
-MOST_CHARS = 1_000
+MAX_CHARS = 1_000
 """Of a response's answer: sympy may take minutes for what is longer, and no answer of the usual sets is."""
 
 TRAIN_SET = "agentica-org/DeepScaleR-Preview-Dataset:train"
@@ -108,7 +108,7 @@ def boxed(prompt: Prompt, text: str) -> float:
     if not all(golds):  # an empty box would be right
         raise ValueError(f"the answer {golds!r:.200} of the data set is empty")
     found = last_box(text)
-    if found is None or len(found) > MOST_CHARS:
+    if found is None or len(found) > MAX_CHARS:
         return 0.0
     return float(any(_is_same(gold, found, text) for gold in golds))
 

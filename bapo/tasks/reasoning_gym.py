@@ -70,9 +70,7 @@ class ReasoningGymTask:
         held_out = {prompt.prompt_id for prompt in found[TEST]}
         found[TRAIN] = tuple(prompt for prompt in found[TRAIN] if prompt.prompt_id not in held_out)
         if not found[TRAIN]:
-            raise ConfigError(
-                f"task {self.name}: every training problem is in the test split; it knows too few problems"
-            )
+            raise ConfigError(f"task {self.name}: every training problem is in the test split; it has too few problems")
         return found
 
     def _of_split(self, split: str) -> tuple[Prompt, ...]:
@@ -108,7 +106,7 @@ def make_task(
     Raises: ConfigError for an unknown generator or setting, or when the package is missing.
     """
     if "{question}" not in prompt_format:
-        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must have the field {{question}}")
+        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must contain {{question}}")
     return ReasoningGymTask(
         family_member,
         splits={TRAIN: (num_train, seed), TEST: (num_held_out, held_out_seed)},
@@ -123,7 +121,7 @@ def _generate(member: str, size: int, seed: int, config: Mapping[str, Any]) -> A
         known = importlib.import_module("reasoning_gym.factory").DATASETS
     except ImportError as error:
         raise ConfigError(
-            f"task reasoning_gym:{member} needs the package reasoning-gym ({error}): "
+            f"task reasoning_gym:{member} requires the package reasoning-gym ({error}): "
             "pip install --no-deps -r requirements/reasoning-gym.txt"
         ) from error
     if member not in known:
@@ -131,7 +129,7 @@ def _generate(member: str, size: int, seed: int, config: Mapping[str, Any]) -> A
     try:
         return package.create_dataset(member, size=size, seed=seed, **config)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"task.options.config: reasoning-gym's {member} refuses it: {error}") from error
+        raise ConfigError(f"task.options.config: rejected by reasoning-gym's {member}: {error}") from error
 
 
 def _last_answer(text: str) -> str | None:

@@ -46,12 +46,11 @@ def load_task(name: str, options: Mapping[str, Any], *, tokenizer: str | None = 
     except BapoError:
         raise
     except Exception as error:  # a user's factory may raise anything
-        raise ConfigError(f"task {name!r} could not be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"task {name!r} failed to load: {type(error).__name__}: {error}") from error
     missing = [member for member in _TASK_MEMBERS if not hasattr(task, member)]
     if missing:
         raise ConfigError(
-            f"task {name!r}: {type(task).__name__} is missing {', '.join(missing)}; "
-            "bapo/tasks/base.py shows what a task has"
+            f"task {name!r}: {type(task).__name__} is missing {', '.join(missing)}; see bapo/tasks/base.py"
         )
     _check_splits(name, task.held_out_splits)
     return cast(Task, task)
@@ -99,13 +98,13 @@ def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any],
     if ":" not in name:
         factory = _built_in(name)
         if FAMILY in _parameters(factory):
-            raise ConfigError(f"task.name {name!r} is a family: write {name}:NAME")
+            raise ConfigError(f"task.name {name!r} is a family: use {name}:NAME")
         return factory, options
     family, _, member = name.partition(":")
     if family in built_in_tasks():
         factory = _built_in(family)
         if FAMILY not in _parameters(factory):
-            raise ConfigError(f"task.name {name!r}: {family} is one task; write {family!r}")
+            raise ConfigError(f"task.name {name!r}: {family} is a single task; use {family!r}")
         return factory, {**options, FAMILY: member}
     return load_function(name, key="task.name"), options
 
@@ -114,8 +113,8 @@ def _built_in(name: str) -> Callable[..., Any]:
     known = built_in_tasks()
     if name not in known:
         raise ConfigError(
-            f"task.name: there is no task {name!r}{did_you_mean(name, known)}. Built in: {', '.join(known)}; "
-            'a task of your own is named "package.module:factory"'
+            f"task.name: unknown task {name!r}{did_you_mean(name, known)}. Built-in: {', '.join(known)}; "
+            'use "package.module:factory" for a custom task'
         )
     return cast(Callable[..., Any], getattr(plugin(__package__, name), FACTORY))
 
@@ -139,7 +138,7 @@ def _check_arguments(name: str, factory: Callable[..., Any], options: Mapping[st
         and parameter.name not in options
     ]
     if missing:
-        raise ConfigError(f"task {name!r} needs the options {', '.join(missing)}")
+        raise ConfigError(f"task {name!r} requires the options {', '.join(missing)}")
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -34,7 +34,7 @@ def load_function(name: str, *, key: str, dots: bool = False) -> Callable[..., A
     if dots and not place:
         place, _, attribute = name.rpartition(".")
     if not place or not attribute:
-        raise ConfigError(f'{key} {name!r} must look like "package.module:function" or "file.py:function"')
+        raise ConfigError(f'{key} {name!r} must have the form "package.module:function" or "file.py:function"')
     module = _module(place, f"{key} {name!r}")
     found = getattr(module, attribute, None)
     if found is None:
@@ -86,12 +86,12 @@ def place_of(error: BaseException) -> str:
 def _module(place: str, what: str) -> ModuleType:
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
-        raise ConfigError(f"{what}: there is no file {place} (looked in {Path.cwd()})")
+        raise ConfigError(f"{what}: file {place} not found (in {Path.cwd()})")
     try:
         return _file_module(Path(place).resolve()) if is_file else importlib.import_module(place)
     except Exception as error:  # importing runs a user's module, which may raise anything
         advice = (
-            "" if is_file else "; a module next to the config needs its folder on PYTHONPATH, or write file.py:function"
+            "" if is_file else "; add the folder of a module next to the config to PYTHONPATH, or use file.py:function"
         )
         raise ConfigError(
             f"{what}: importing {place} failed: {type(error).__name__}: {error}{place_of(error)}{advice}"

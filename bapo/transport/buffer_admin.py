@@ -1,6 +1,6 @@
 """Client of the buffer's operator API, used by `bapo buffer`: inspect, verify, delete.
 
-Every method raises the error that the service named, or UnavailableError after `retry_s`.
+Every method raises the error reported by the service, or UnavailableError after `retry_s`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bapo.runtime.auth.api_tokens import Token
 from bapo.transport.service_client import ServiceClient, quoted
 
 VERIFY_WAIT_S = 300.0
-MOST_READ = 64
+MAX_READ = 64
 """Groups per call."""
 ALL = 1_000_000
 
@@ -63,11 +63,11 @@ class BufferAdmin:
         return self._rows("/high", offset, limit)
 
     def held(self, offset: int = 0, limit: int = ALL) -> Rows:
-        """All groups and the tables that hold them, ordered by id."""
+        """All groups and their tables, ordered by id."""
         return self._rows("/groups", offset, limit)
 
     def places(self, group_id: str) -> list[str]:
-        """Tables that hold one group; [] for none."""
+        """Tables of one group; [] if there are none."""
         items = self._get("/groups", {"group_id": group_id})["items"]
         return list(items[0]["places"]) if items else []
 
@@ -76,8 +76,8 @@ class BufferAdmin:
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
         """The groups that are still stored, in order."""
-        for first in range(0, len(group_ids), MOST_READ):
-            body = {"group_ids": list(group_ids[first : first + MOST_READ])}
+        for first in range(0, len(group_ids), MAX_READ):
+            body = {"group_ids": list(group_ids[first : first + MAX_READ])}
             frames = self._service.call("POST", "/groups/read", body=body).body
             yield from map(unpack_group, split_frames(frames))
 
@@ -89,10 +89,10 @@ class BufferAdmin:
         try:
             return Verification(**fields)
         except TypeError as error:
-            raise ContractError(f"the answer to /verify is malformed: {error}") from error
+            raise ContractError(f"the response of /verify is malformed: {error}") from error
 
     def drop_group(self, group_id: str) -> str:
-        """Delete a group; returns the table that held it."""
+        """Delete a group; returns its table."""
         return str(self._service.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
 
     def drop_request(self, request_id: str) -> None:

@@ -28,10 +28,10 @@ from typing import Any, Literal, Self
 
 from bapo.core.batch_items import without_groups
 from bapo.core.call_limits import (
-    MOST_GROUPS,
-    MOST_RENEWALS,
-    MOST_REQUEST_BYTES,
-    MOST_REQUESTS,
+    MAX_GROUPS,
+    MAX_RENEWALS,
+    MAX_REQUEST_BYTES,
+    MAX_REQUESTS,
     in_parts,
     in_parts_by_size,
 )
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 SNAPSHOT_WAIT_S = 300.0
 FULL_S = 3600.0
 """How long a push waits for room: the learner may restart or write a checkpoint meanwhile."""
-MOST_PUSH_BYTES = 32 << 20
+MAX_PUSH_BYTES = 32 << 20
 """Frames of one push call; more travel in several calls."""
 ROOM_S = 10.0
 """Longest long poll for room."""
@@ -74,7 +74,7 @@ ROOM_KNOWN_S = 1.0
 POLL_S = 10.0
 """Longest long poll for a batch; a wait consists of several, each of which reports its reason."""
 READS = 3
-"""Reads of a batch whose frames look bad here and sound to the service."""
+"""Attempts to read a batch whose frames are corrupt here but intact in the buffer."""
 FRAME = bytes | bytearray | memoryview
 _waiting = RateLimitedFilter(30.0)
 
@@ -148,15 +148,15 @@ class BufferClient:
         sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
         end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
-        for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len) if cursor is None else [sent]:
+        for part in in_parts_by_size(sent, MAX_REQUESTS, MAX_REQUEST_BYTES, len) if cursor is None else [sent]:
             body = Json(b'{"requests": [%b], %b' % (b",".join(part), end))
             accepted += int(self._service.call("POST", "/requests", body=body).json()["accepted"])
         return accepted
 
     def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
-        """Lease at most `limit` requests that weights of `policy_version` may answer.
+        """Lease at most `limit` requests that allow `policy_version`.
 
-        Idempotent: when an answer was lost, the worker's next claim returns the same leases (then perhaps more than
+        Idempotent: if a response was lost, the worker's next claim returns the same leases (possibly more than
         `limit`). One claim per worker at a time.
 
         Args:
@@ -174,9 +174,9 @@ class BufferClient:
             return [request_from_map(fields) for fields in answer.json()["requests"]]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        """Extend leases by `buffer.lease_s`; returns the ids that the worker still holds."""
+        """Extend leases by `buffer.lease_s`; returns the ids still leased to the worker."""
         held: list[str] = []
-        for part in in_parts(list(request_ids), MOST_RENEWALS):
+        for part in in_parts(list(request_ids), MAX_RENEWALS):
             body = {"worker_id": worker_id, "request_ids": part}
             held += self._service.call("POST", "/requests/renew", body=body).json()["request_ids"]
         return held
@@ -235,16 +235,16 @@ class BufferClient:
     def commit(self, step: int, *, checkpointed: int) -> bool:
         """Batch `step` is trained. Batches up to the durable checkpoint `checkpointed` are released.
 
-        Returns: whether a checkpoint is wanted now, because batches that wait for one are filling Redis.
+        Returns: whether a checkpoint is due now, because retained batches are filling Redis.
         """
         answer = self._service.call("POST", f"/batches/{step}/commit", body={"checkpointed": checkpointed})
         return bool(answer.json()["checkpoint_wanted"])
 
     def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
-        """The newest report; Progress(step=0, policy_version=0) before the first.
+        """The last reported progress; Progress(step=0, policy_version=0) before the first.
 
         Args:
-            seen_step: answer when the learner is in another step, or after `wait_s`.
+            seen_step: return once the learner is in another step, or after `wait_s`.
         """
         query = {"wait_s": f"{wait_s:.3f}"}
         if seen_step is not None:
@@ -253,7 +253,7 @@ class BufferClient:
         return Progress(step=fields["step"], policy_version=fields["policy_version"])
 
     def report_progress(self, progress: Progress) -> None:
-        """Report the learner's step and version. Both only rise: a lower one is ignored."""
+        """Report the learner's step and version. They never decrease: lower values are ignored."""
         body = {"step": progress.step, "policy_version": progress.policy_version}
         self._service.call("PUT", "/progress", body=body)
 
@@ -321,15 +321,15 @@ class BufferClient:
         self._service.call("POST", "/restore", body=data, wait_s=SNAPSHOT_WAIT_S)
 
     def resume(self, step: int) -> None:
-        """Continue after checkpoint `step`: all leases return, batches after it are served again.
+        """Resume after checkpoint `step`: all leases are released, batches after it are served again.
 
-        Raises: ContractError when the buffer does not hold all batches after `step`, or a restore was interrupted:
+        Raises: ContractError if a batch after `step` is missing, or a restore was interrupted:
             restore the checkpoint's snapshot first.
         """
         self._service.call("POST", "/resume", body={"step": step})
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when the service and its Redis answer. Raises: DeadlineError with the last reason."""
+        """Wait until the service and its Redis respond. Raises: DeadlineError with the last reason."""
         self._service.wait_ready(timeout_s, "the buffer was not ready")
 
 
@@ -345,7 +345,7 @@ class Pusher:
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Group id -> result. Raises: as `BufferClient.push`; FullError when there was no room for `full_s`."""
         results: dict[str, str] = {}
-        for part in filter(None, in_parts_by_size(_checked(frames), MOST_GROUPS, MOST_PUSH_BYTES, len)):
+        for part in filter(None, in_parts_by_size(_checked(frames), MAX_GROUPS, MAX_PUSH_BYTES, len)):
             fresh: list[bytes] = []
             others: list[bytes] = []
             for frame in part:
@@ -377,7 +377,7 @@ class Pusher:
                 self._room_until = -math.inf
                 if time.monotonic() + error.retry_after_s > deadline:
                     raise
-                log.log(logging.WARNING if _waiting.is_due("full") else logging.DEBUG, "a push waits: %s", error)
+                log.log(logging.WARNING if _waiting.is_due("full") else logging.DEBUG, "push is waiting: %s", error)
                 if has_room:  # other workers took it, or Redis is out of memory
                     time.sleep(error.retry_after_s)
 
@@ -396,11 +396,11 @@ class Pusher:
 def _checked(frames: Sequence[bytes]) -> Iterator[bytes]:
     """Raises: ContractError for anything but frames, such as a group that was not packed."""
     if isinstance(frames, FRAME):
-        raise ContractError("push takes a list of frames, got one frame: push([pack_group(group)])")
+        raise ContractError("push expects a list of frames, got one frame: push([pack_group(group)])")
     for frame in frames:
         if not isinstance(frame, FRAME):
             found = type(frame).__name__
-            raise ContractError(f"push takes frames, got {found}: push([pack_group(group)])")
+            raise ContractError(f"push expects frames, got {found}: push([pack_group(group)])")
         if not frame:
             raise ContractError("a frame is empty")
         yield frame
@@ -416,7 +416,7 @@ class Puller:
     def frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
         """The batch of `step`, packed. Arguments and errors as in `BufferClient.batch`."""
         moved = self._now()
-        reason, counts = "no answer yet", None
+        reason, counts = "no response yet", None
         while (left := moved + timeout_s - self._now()) > 0:
             wait_s = min(POLL_S, left)
             query, retry_s = {"wait_s": f"{wait_s:.3f}"}, min(self._service.retry_s, left)
@@ -430,7 +430,7 @@ class Puller:
             counts = found
             if on_wait is not None:
                 on_wait(reason)
-        raise DeadlineError(f"batch {step} did not come, and nothing moved for {timeout_s:.0f} s: {reason}")
+        raise DeadlineError(f"batch {step} is not ready, no progress for {timeout_s:.0f} s: {reason}")
 
     def _read(self, step: int, answer: bytes) -> bytes:
         header, pulled = unpack_pull(answer)
@@ -444,14 +444,14 @@ class Puller:
                 sound = [frame for item, frame in frames.items() if frame is not None and item.group_id not in bad]
                 kept = without_groups(header, [item.group_id for item in pulled], bad) if bad else header
                 return pack_batch_frames(kept, sound)
-        raise UnavailableError(f"the frames of batch {step} came damaged {READS} times, and are sound in the buffer")
+        raise UnavailableError(f"the frames of batch {step} were corrupted in transfer {READS} times")
 
     def _confirmed(self, step: int, suspects: list[str]) -> dict[str, str]:
-        """Group id -> what is wrong with its frame, of the suspects that the service confirms."""
+        """Group id -> problem of its frame, for the suspects that the service confirms."""
         answer = self._service.call("POST", f"/batches/{step}/bad-frames", body={"group_ids": suspects})
         bad = dict(answer.json()["bad"])
         for group_id, problem in bad.items():
-            log.warning("batch %d continues without group %s: its frame is bad (%s)", step, group_id, problem)
+            log.warning("batch %d continues without group %s: corrupt frame (%s)", step, group_id, problem)
         return bad
 
 

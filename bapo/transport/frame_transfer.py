@@ -30,7 +30,7 @@ from bapo.transport.service_client import ServiceClient, quoted
 log = logging.getLogger(__name__)
 
 FRAME_TTL_MS = 600_000
-"""A frame that no push names expires after this."""
+"""Expiry of a frame that no push references."""
 ASK_AGAIN_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
 AT_ONCE_BYTES = 4 << 20
@@ -77,7 +77,7 @@ class FrameTransfer:
             try:
                 pipe.execute()
             except OutOfMemoryError:
-                raise FullError("Redis is full: no room for the frames of a push; raise buffer.max_memory_mb") from None
+                raise FullError("Redis is full, cannot store frames of a push; raise buffer.max_memory_mb") from None
             except RedisError as error:
                 self._leave(error)
             else:
@@ -138,7 +138,7 @@ class FrameTransfer:
         """Use HTTP for a while: Redis is down, not reachable from here, or has lost its users in a restart."""
         # redis-py puts the whole command, frames included, before the message of Redis.
         text = str(error).rpartition(" caused error: ")[2][:160]
-        log.info("frames go through the buffer service: its Redis cannot be used from here: %s", text)
+        log.info("transferring frames through the buffer service, cannot use its Redis directly: %s", text)
         with self._lock:
             self._users = {}
             self._ask_at = time.monotonic() + ASK_AGAIN_S

@@ -41,18 +41,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MOST_JSON_BYTES = 32 << 20
+MAX_JSON_BYTES = 32 << 20
 """One JSON body: the requests of a step with long prompts have some megabytes."""
 BODY_PAUSE_S = 30.0
-"""Longest pause between two pieces of a body."""
+"""Maximum pause between two chunks of a body."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
-"""Probes, which hold no token, and the description of the API."""
+"""Probes, which have no token, and the API docs."""
 ROLE = "bapo.role"
 """Key of the scope that holds the role of the caller; None without a keyring."""
 ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
-MOST_PROBLEMS = 3
+MAX_PROBLEMS = 3
 """Validation errors named in one answer."""
-MOST_MESSAGE_CHARS = 1000
+MAX_MESSAGE_CHARS = 1000
 RETRY_AFTER_S = 1
 SERVER_SETTINGS: dict[str, Any] = {
     "http": "h11",  # httptools has no limit on headers
@@ -74,13 +74,13 @@ class Rule:
     path: str
     """As in the API's description: `/batches/{step}`."""
     roles: frozenset[Role]
-    most_bytes: int = MOST_JSON_BYTES
+    most_bytes: int = MAX_JSON_BYTES
     """Longest body."""
     needs_length: bool = False
     """Whether Content-Length is required: for bodies that are read into one block."""
 
 
-def allow(method: str, path: str, *roles: Role, most_bytes: int = MOST_JSON_BYTES, needs_length: bool = False) -> Rule:
+def allow(method: str, path: str, *roles: Role, most_bytes: int = MAX_JSON_BYTES, needs_length: bool = False) -> Rule:
     """One line of a permission table."""
     return Rule(method, path, frozenset(roles), most_bytes, needs_length)
 
@@ -137,7 +137,7 @@ class HttpGuard:
             refused: called with the reason of each refused request (a metric).
         """
         self._app, self._permissions, self._keyring, self._refused = app, permissions, keyring, refused
-        self._seldom = RateLimitedFilter()
+        self._limiter = RateLimitedFilter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the app, or refuse it."""
@@ -155,7 +155,7 @@ class HttpGuard:
             self._warn(scope, refusal)
             await _refuse(send, refusal)
             return
-        await self._answered(scope, Body(receive, size, rule.most_bytes if rule else MOST_JSON_BYTES), send)
+        await self._answered(scope, Body(receive, size, rule.most_bytes if rule else MAX_JSON_BYTES), send)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503, which clients retry, to a request that a stopping server cancels; uvicorn would answer 500."""
@@ -175,7 +175,7 @@ class HttpGuard:
 
     def _warn(self, scope: Scope, refusal: RefusedError) -> None:
         # Not one line per refusal, which would let any caller fill the disk.
-        if self._seldom.is_due("refused"):
+        if self._limiter.is_due("refused"):
             client = (scope.get("client") or ("?",))[0]
             what = plain(str(refusal)[:300])  # a path may contain line breaks
             log.warning("refused client=%s status=%d reason=%s: %s", client, refusal.status, refusal.reason, what)
@@ -196,7 +196,7 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_
         raise RefusedError(
             401,
             Refusal.NO_TOKEN,
-            f"{what} needs a token: name its file in {TOKEN_FILE} (the launcher keeps those of a run in "
+            f"{what} requires a token: set {TOKEN_FILE} to its file (the tokens of a run are in "
             "RUN/tokens/<role>/token), or send the header Authorization: Bearer TOKEN",
         )
     role = keyring.role_of(token)
@@ -204,13 +204,13 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_
         raise RefusedError(
             401,
             Refusal.WRONG_TOKEN,
-            f"{what}: this token is not accepted here; is it of another run, or was it replaced? See {TOKEN_FILE}",
+            f"{what}: invalid token; is it of another run, or was it replaced? See {TOKEN_FILE}",
         )
     if not is_path and role is not Role.OPERATOR:  # the API itself answers the operator
-        raise RefusedError(404, Refusal.CONTRACT, f"{what}: there is no such path; GET /docs lists them")
+        raise RefusedError(404, Refusal.CONTRACT, f"{what}: unknown path; see /docs")
     if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
         able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
-        raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")
+        raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: role {role} has no permission; use a token of {able}")
     return role
 
 
@@ -238,7 +238,7 @@ class Body:
             async with asyncio.timeout(BODY_PAUSE_S):
                 message = await self._receive()
         except TimeoutError as error:
-            raise BodyError(f"nothing of the body came for {BODY_PAUSE_S:.0f} s", Refusal.TOO_SLOW) from error
+            raise BodyError(f"no data of the body received for {BODY_PAUSE_S:.0f} s", Refusal.TOO_SLOW) from error
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
@@ -268,19 +268,17 @@ def _bearer(scope: Scope) -> str:
 
 def declared_length(scope: Scope, rule: Rule | None) -> int | None:
     """Content-Length, if there is one. Raises: RefusedError when it is needed and missing, or is too much."""
-    most = rule.most_bytes if rule else MOST_JSON_BYTES
+    most = rule.most_bytes if rule else MAX_JSON_BYTES
     headers = dict(scope["headers"])  # h11 has refused what is not one number of at most 20 digits
     declared = headers.get(b"content-length")
     if declared is None:
         if rule is not None and rule.needs_length:
-            raise RefusedError(
-                411, Refusal.LENGTH, "the length of the body must be declared: send Content-Length, not chunks"
-            )
+            raise RefusedError(411, Refusal.LENGTH, "Content-Length is required: chunked bodies are not supported")
         return None
     if b"transfer-encoding" in headers:
-        raise RefusedError(400, Refusal.CONTRACT, "a body has a Content-Length or comes in chunks, not both")
+        raise RefusedError(400, Refusal.CONTRACT, "Content-Length and chunked encoding are mutually exclusive")
     if (size := int(declared)) > most:
-        message = f"a body of {size} bytes is more than the {most} that are accepted here: send it in parts"
+        message = f"the body has {size} bytes, the limit is {most}: split it into several calls"
         raise RefusedError(413, Refusal.TOO_LARGE, message)
     return size
 
@@ -321,7 +319,7 @@ def named_error(error: Any, method: str, path: str) -> BapoError:
     if isinstance(error.__cause__, BodyError):  # FastAPI has wrapped what reading the body raised
         return error.__cause__
     if hasattr(error, "errors"):
-        problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:MOST_PROBLEMS]]
+        problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:MAX_PROBLEMS]]
         return ContractError(f"{method} {path}: {'; '.join(problems)}")
     return RouteError(f"{method} {path}: {error.detail}; the API is described at /docs", error.status_code)
 
@@ -348,5 +346,5 @@ def error_answer(error: BapoError, refused: Callable[[Refusal], None]) -> dict[s
 
 def _shortened(message: str) -> str:
     """A megabyte of nonsense is not echoed to its sender, and half a character cannot be."""
-    shown = message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."
+    shown = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}..."
     return shown.encode(errors="backslashreplace").decode()

@@ -24,7 +24,7 @@ def listen(host: str, port: int, *, what: str, key: str) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"{what} cannot listen on {host}:{port}: {error.strerror}; "
-            f"stop the process that listens there, or choose another {key} (0 takes a free one)"
+            f"stop the process that uses it, or choose another {key} (0: a free port)"
         ) from error
     listener.listen(BACKLOG)
     return listener

@@ -13,12 +13,12 @@ from bapo.core.types import HardPrompt, Prompt, Purpose
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLeases:
-    """One worker, as the buffer sees it."""
+    """State of a worker in the buffer."""
 
     leased: int
-    """Requests that it holds."""
+    """Number of its leases."""
     silent_s: float
-    """Seconds since it last claimed, renewed, failed or pushed anything."""
+    """Seconds since its last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class ExtraRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStatus:
-    """Counts of what the buffer holds, for the scheduler, the evaluator and progress displays."""
+    """Status of the buffer, for the scheduler, the evaluator and displays."""
 
     run: str
     step: int
-    """Step that the learner has begun; 0 before its first report."""
+    """Step that the learner has started; 0 before its first report."""
     policy_version: int
-    """Newest version that the learner has published; 0 before its first report."""
+    """Last version published by the learner; 0 before its first report."""
     assembled_step: int
     """Newest step that has a batch."""
     committed_step: int
@@ -61,9 +61,9 @@ class BufferStatus:
     fresh_spares: int = 0
     """Of `cursor`, those beyond B per step, which replace such requests."""
     queued: dict[str, int]
-    """Requests that wait for a worker, by purpose."""
+    """Queued requests, by purpose."""
     leased: dict[str, int]
-    """Requests that a worker holds, by purpose."""
+    """Leased requests, by purpose."""
     fresh_ready: int
     """Fresh groups that no batch has consumed."""
     reevaluated_ready: int
@@ -87,7 +87,7 @@ class BufferStatus:
     last_failure: str
     """Reason of the last of them."""
     num_bytes: int
-    """Payload bytes of all groups held."""
+    """Payload bytes of all stored groups."""
     batches: list[dict[str, Any]]
     """Compositions of the newest batches, newest last: {step, x1, x2, x3, r_tot, c2, c3, num_bad, num_high, ...}."""
     demand: str = ""

@@ -105,7 +105,7 @@ class RolloutClient:
         self._service.call("PUT", "/workers", body={"num": num})
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when at least one worker samples. Raises: DeadlineError with the reason."""
+        """Wait until at least one worker samples. Raises: DeadlineError with the reason."""
         self._service.wait_ready(timeout_s, "no rollout worker was ready")
 
 
@@ -133,7 +133,7 @@ def worker_status_from_map(fields: Mapping[str, Any]) -> WorkerStatus:
 
 
 PIECE_BYTES = 32 << 20
-"""Each side holds one piece in memory."""
+"""Chunk size; each side keeps one chunk in memory."""
 PIECE_S = 60.0
 """Longest silence during one piece: half a megabyte per second."""
 
@@ -180,7 +180,7 @@ def fetch_file(server: Server, digest: str, num_bytes: int, target: Path) -> Non
             file.write(piece)
     if summed.hexdigest() != digest or part.stat().st_size != num_bytes:
         part.unlink()
-        raise WeightMismatchError(f"what the rollout server sent is not the file with sha256 {digest[:16]}...")
+        raise WeightMismatchError(f"the file sent by the rollout server does not have sha256 {digest[:16]}...")
     os.replace(part, target)
 
 

@@ -1,6 +1,6 @@
-"""HTTP client of one service over urllib3: API token, errors as the classes that the service named, retries.
+"""HTTP client of one service over urllib3: API token, errors as the classes reported by the service, retries.
 
-Of several replicas one is used until it does not answer, then the next. An error travels as {"error": class name in
+With several replicas one is used until it does not respond, then the next. An error travels as {"error": class name in
 `bapo.core.errors`, "message": text, "retry": whether a retry may help}. Retries are a loop and not `urllib3.Retry`,
 which counts attempts: ours end at a deadline, change replicas, and depend on the error that the body names.
 """
@@ -45,7 +45,7 @@ NOT_ACCEPTED = 401
 MOVED_FOR_GOOD = (301, 308)
 AWAY = (408, 425, 429, 502, 503, 504)
 """Statuses of a proxy in front of a service, without our error body: retried."""
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Characters of a foreign answer in a message."""
 
 Piece = bytes | bytearray | memoryview
@@ -65,7 +65,7 @@ class Answer:
         try:
             return json.loads(self.body)
         except ValueError as error:
-            raise ContractError(f"the answer is not JSON: {self.body[:80]!r}") from error
+            raise ContractError(f"the response is not JSON: {self.body[:80]!r}") from error
 
 
 class ServiceClient:
@@ -93,13 +93,13 @@ class ServiceClient:
         """
         self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._urls:
-            raise ConfigError(f"no URL of {name} is named: {url!r}")
+            raise ConfigError(f"no URL of {name}: {url!r}")
         self.timeout_s, self.retry_s = timeout_s, retry_s
         self._full_s = retry_s if full_s is None else full_s
         self._token: Token = _token_of(token)
         for each in self._urls:
             if problem := _problem_of(each):
-                raise ConfigError(f"the URL of {name} is wrong: {problem}")
+                raise ConfigError(f"invalid URL of {name}: {problem}")
         self._pools, self._pid = _new_pools(), os.getpid()
 
     @property
@@ -158,7 +158,7 @@ class ServiceClient:
             except FullError as error:
                 if time.monotonic() + error.retry_after_s > full_until:
                     raise
-                log.info("%s %s waits: %s", method, path, error)
+                log.info("%s %s is waiting: %s", method, path, error)
                 time.sleep(error.retry_after_s)
                 away_until = time.monotonic() + retry_s
             except UnavailableError as error:
@@ -168,7 +168,7 @@ class ServiceClient:
                     continue
                 if time.monotonic() + pause > away_until:
                     raise
-                log.debug("%s %s is tried again in %.2f s: %s", method, path, pause, error)
+                log.debug("%s %s: retrying in %.2f s: %s", method, path, pause, error)
                 time.sleep(pause)
                 pause, left = min(2 * pause, LONGEST_PAUSE_S), len(self._urls)
 
@@ -176,7 +176,7 @@ class ServiceClient:
         """Switch to the next replica, unless another thread has."""
         if len(self._urls) > 1 and self.url == url:
             self._urls = [*self._urls[1:], url]
-            log.info("%s at %s is left for %s: %s", self.name, url, self.url, error)
+            log.info("%s at %s: switching to replica %s: %s", self.name, url, self.url, error)
 
     def _once(
         self,
@@ -195,13 +195,12 @@ class ServiceClient:
                 reply = self._ask(method, url, body, before, wait_s)
         except SSLError as error:
             raise UnavailableError(
-                f"{self.name} at {origin} shows a certificate that is not trusted here (a CA of your own is named in "
-                f"SSL_CERT_FILE): {error}"
+                f"{self.name} at {origin} has an untrusted certificate (set a custom CA in SSL_CERT_FILE): {error}"
             ) from error
         except (OSError, HTTPError) as error:
             said = _said(error)
-            raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {said}") from error
-        what = f"{self.name} at {origin} answered {method} {path}"
+            raise UnavailableError(f"{self.name} at {origin} does not respond to {method} {path}: {said}") from error
+        what = f"{self.name} at {origin} responded to {method} {path}"
         _refuse_foreign_answer(reply, what)
         if reply.status >= 400:
             named = self._named_error(reply.status, reply.data, what)
@@ -237,7 +236,7 @@ class ServiceClient:
             cls, message = BY_NAME[fields["error"]], str(fields["message"])
         except (ValueError, KeyError, TypeError):
             cls = UnavailableError if status in AWAY else BapoError
-            return cls(f"{what} with HTTP {status}: {data[:MOST_SHOWN]!r}")
+            return cls(f"{what} with HTTP {status}: {data[:MAX_SHOWN]!r}")
         if cls is UnavailableError and fields.get("retry") is False:
             return NotRetriedError(message)
         return cls(message)
@@ -263,7 +262,7 @@ def _problem_of(url: str) -> str:
     except ValueError as error:
         return str(error)
     if "@" in parts.netloc:
-        return "it has a user or a password, which is never sent; tokens are configured separately"
+        return "it contains a user or password, which is never sent; tokens are configured separately"
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         return f"{url!r} is not of the form http://host:port"
     return ""
@@ -280,18 +279,18 @@ def _refuse_foreign_answer(reply: BaseHTTPResponse, what: str) -> None:
     Raises: ConfigError for a permanent redirect; UnavailableError.
     """
     if 300 <= reply.status < 400:
-        place = reply.headers.get("location", "nowhere")[:MOST_SHOWN]
+        place = reply.headers.get("location", "nowhere")[:MAX_SHOWN]
         cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
-        raise cls(f"{what} with a redirect to {place}, which is not followed: name the address it leads to")
+        raise cls(f"{what} with a redirect to {place}, which is not followed: use that URL")
     if reply.status < 300 and reply.headers.get("content-type", "").lower().startswith("text/html"):
-        shown = reply.data[:MOST_SHOWN]
-        raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")
+        shown = reply.data[:MAX_SHOWN]
+        raise UnavailableError(f"{what} with an HTML page, probably from another server or a login page: {shown!r}")
 
 
 def quoted(name: str) -> str:
     """A name as one segment of a path. Raises: ContractError for an empty name, or one with a slash."""
     if not name or "/" in name:
-        raise ContractError(f"{name!r} is not a name: it needs a character, and may have no slash", Refusal.NAME)
+        raise ContractError(f"{name!r} is not a valid name: it must not be empty or contain a slash", Refusal.NAME)
     return quote(name, safe="@+~")
 
 

@@ -24,7 +24,7 @@ from benchmarks.buffer.stack import Stack, cpu_seconds
 
 CAPACITY = 1024
 PER_ROUND = 27
-MOST_IN_WINDOW = 8
+MAX_IN_WINDOW = 8
 """What it keeps of them when it is full; the rest are hard, because everything else is evicted first."""
 RATIO_TARGET = 300.0
 CLASSES = ("OffPolicyDataSample", "OffPolicyGroupBuffer")
@@ -82,7 +82,7 @@ class _Theirs:
 def _filled(names: dict[str, Any]) -> _Theirs:
     theirs = _Theirs(names)
     for index in range(CAPACITY):
-        theirs.insert(4 if index < MOST_IN_WINDOW else index % 2)
+        theirs.insert(4 if index < MAX_IN_WINDOW else index % 2)
     return theirs
 
 

@@ -57,7 +57,7 @@ ray start --head --node-ip-address {head} --port {port} --num-cpus 0 --object-st
 until ray health-check --address {head}:{port} 2>/dev/null; do sleep 1; done
 RAY_ADDRESS={head}:{port} exec {python} -m bapo.cli {arguments}
 """
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 @dataclass
@@ -214,7 +214,7 @@ class Trial:
                 raise SystemExit(f"the run ended before {what}: {self._tail()}")
             if time.monotonic() > deadline:
                 raise SystemExit(f"not within {self._patience_s:.0f} s: {what}; {self._tail()}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         print(f"{time.monotonic() - self._began:7.1f} s  {what}", flush=True)
 
     def _tail(self) -> str:

@@ -29,16 +29,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in (
         (400, "The body is not JSON."),
-        (401, "No token, or one that is not accepted."),
-        (403, "The role of this token may not do this."),
-        (404, "There is no such path."),
-        (405, "The path has no such method."),
-        (408, "The body stopped."),
-        (411, "The length of the body is not declared."),
-        (413, "The body is larger than what is taken."),
-        (422, "The message breaks the contract: never retried."),
-        (429, "The buffer is full: try again after `Retry-After` seconds."),
-        (503, "Redis is away, or too many groups failed: `retry` says which."),
+        (401, "Missing or invalid token."),
+        (403, "The role of this token has no permission for this."),
+        (404, "Unknown path."),
+        (405, "Method not allowed for this path."),
+        (408, "The body was not received in time."),
+        (411, "Content-Length is missing."),
+        (413, "The body is too large."),
+        (422, "The message is invalid; do not retry."),
+        (429, "The buffer is full; retry after `Retry-After` seconds."),
+        (503, "Redis is unavailable (`retry` is true), or too many groups failed (`retry` is false)."),
         (507, "Redis cannot write to its disk."),
     )
 }
@@ -46,7 +46,7 @@ health = APIRouter(tags=["health"])
 
 
 def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None = None) -> FastAPI:
-    """The app of one run. Without a keyring everybody may do everything."""
+    """Create the app of one run. Without a keyring there is no authentication."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -81,13 +81,13 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
 
 @health.get("/healthz", response_class=Response)
 async def healthz() -> Response:
-    """The process is alive."""
+    """Liveness probe."""
     return Response("ok\n", media_type="text/plain")
 
 
 @health.get("/readyz")
 async def readyz(here: Here) -> dict[str, Any]:
-    """Redis answers; how it persists what was acknowledged."""
+    """Readiness probe: Redis responds. Returns how Redis persists acknowledged writes."""
     found = await here.service.inspection.health()
     return {
         "ready": True,
@@ -100,20 +100,20 @@ async def readyz(here: Here) -> dict[str, Any]:
 
 @health.get("/metrics", response_class=Response)
 async def metrics_text(here: Here) -> Response:
-    """Prometheus text format."""
+    """Metrics in the Prometheus text format."""
     scrape = await here.service.inspection.scrape()
     text = await aside(here.service.exposition, scrape)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class Timed:
-    """Measures every request under the name of its route."""
+    """Records the latency of each request by route."""
 
     def __init__(self, app: ASGIApp, metrics: BufferMetrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Long polls are left out: their time says how long others took."""
+        """Record the latency, except of long polls, whose duration depends on others."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

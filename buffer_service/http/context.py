@@ -1,4 +1,4 @@
-"""What routes share: the service, who may reach its Redis, and what long polls wait for."""
+"""What routes share: the service, access to its Redis, and the events of long polls."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from buffer_service.store.redis.frame_access import FrameAccess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One app's parts."""
+    """The components of one app."""
 
     service: BufferService
     config: Config
     access: FrameAccess | None = None
-    """None: all frames go through this service."""
+    """None: all frames are transferred through this service."""
     work: Wakeups = field(default_factory=Wakeups)
-    """A request may have become claimable."""
+    """Set when a request may have become claimable."""
     groups: Wakeups = field(default_factory=Wakeups)
-    """A batch may have become ready."""
+    """Set when a batch may have become ready."""
     progress: Wakeups = field(default_factory=Wakeups)
-    """The learner may have moved."""
+    """Set when the learner may have progressed."""
 
     def close(self) -> None:
         """End all long polls: the server is about to stop."""
@@ -36,7 +36,7 @@ class Context:
 
 
 async def context_of(request: Request) -> Context:  # async: FastAPI calls any other dependency in a thread
-    """Of the app that answers this request."""
+    """The context of the app that serves this request."""
     return cast(Context, request.app.state.context)
 
 

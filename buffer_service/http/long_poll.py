@@ -1,7 +1,7 @@
-"""Long polls: try, sleep until something happens, try again - without a thread, until a deadline.
+"""Long polls: try, sleep until an event, retry until a deadline, without occupying a thread.
 
-A change in this process wakes at once; a change through another instance, or a lease that ends, is seen after POLL_S.
-A poll ends early when its client has gone or the server closes.
+A change in this process wakes a poll immediately; changes through another instance and expired leases are seen within
+POLL_S. A poll ends early if its client disconnects or the server shuts down.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ POLL_S = 0.25
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
-    """Call a function that blocks. A server that ends does not wait for it, since Redis may hang."""
+    """Call a blocking function in a thread. Shutdown does not wait for it, since Redis may hang."""
     return await run_sync(partial(function, *args, **keywords), abandon_on_cancel=True)
 
 
 async def aside(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
-    """Call a function that never waits for Redis, and so does not wait for those that do."""
+    """Call a function that never waits for Redis in a thread pool of its own."""
     return await run_sync(partial(function, *args, **keywords), limiter=CapacityLimiter(1))
 
 
 class Wakeups:
-    """What one kind of long poll waits for."""
+    """The event that one kind of long poll waits for."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -40,17 +40,17 @@ class Wakeups:
         self.is_closed = False
 
     def wake(self) -> None:
-        """Something happened. Call from the event loop."""
+        """Wake all open polls. Call from the event loop."""
         self._event.set()
         self._event = asyncio.Event()
 
     def interrupt(self) -> None:
-        """End the open polls after one more try, so that their callers poll again. Call from the event loop."""
+        """End the open polls after one more attempt, so that their callers poll again. Call from the event loop."""
         self._interruptions += 1
         self.wake()
 
     def close(self) -> None:
-        """End all polls now, and all later ones after one try. Call from the event loop."""
+        """End all open polls now, and later ones after one attempt. Call from the event loop."""
         self.is_closed = True
         self.wake()
 
@@ -65,12 +65,12 @@ class Wakeups:
         """The first result of `attempt` that is not None; None after `wait_s`.
 
         Args:
-            attempt: blocks; runs in a worker thread.
-            is_gone: whether the caller has left.
-            is_worth: whether what has happened can make a difference to the attempt.
+            attempt: blocking function; runs in a worker thread.
+            is_gone: whether the caller has disconnected.
+            is_worth: whether the event can change the result of the attempt.
         """
         deadline, interruptions = time.monotonic() + wait_s, self._interruptions
-        # Before each attempt, also the first: a call may come late, from a link that was frozen, or a service that was.
+        # Check before each attempt, including the first: a call may arrive late after a network or process stall.
         while not await is_gone():
             event = self._event  # before the attempt, so that a change during it is not missed
             result = await in_thread(attempt)
@@ -88,6 +88,6 @@ class Wakeups:
                 await asyncio.wait_for(event.wait(), left_s)
             except TimeoutError:
                 return
-            event = self._event  # before the question, so that a later change is not missed
+            event = self._event  # before the check, so that a later change is not missed
             if self.is_closed or is_worth():
                 return

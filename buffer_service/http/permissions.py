@@ -1,7 +1,7 @@
-"""Who may do what at the buffer's API, besides the operator. A test checks that every route has its line.
+"""Permissions of each role (other than operator) in the buffer's API. A test checks that every route is listed.
 
-A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; who asks for work
-cannot answer it.
+A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; a role that enqueues
+requests cannot push groups.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import ROLE, Permissions, Scope, allow
 
-MOST_FRAME_BYTES = 64 << 20
-MOST_PUSH_BYTES = 64 << 20
-"""Of the heads of 1,024 groups, whose prompts are in them."""
-MOST_RESTORE_BYTES = 16 << 30
-MOST_STATE_BYTES = 256 << 20
-"""Of a prompt selector: two numbers for each of ten million prompts."""
+MAX_FRAME_BYTES = 64 << 20
+MAX_PUSH_BYTES = 64 << 20
+"""For the headers of 1,024 groups, which include their prompts."""
+MAX_RESTORE_BYTES = 16 << 30
+MAX_STATE_BYTES = 256 << 20
+"""For the state of a prompt selector: two numbers for each of ten million prompts."""
 
 WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
 EVERYBODY = tuple(Role)
@@ -30,10 +30,10 @@ ROUTES = (
     allow("POST", "/requests/renew", WORKER),
     allow("POST", "/requests/fail", WORKER),
     allow("POST", "/requests/release", WORKER),
-    allow("POST", "/groups", WORKER, most_bytes=MOST_PUSH_BYTES, needs_length=True),
+    allow("POST", "/groups", WORKER, most_bytes=MAX_PUSH_BYTES, needs_length=True),
     allow("GET", "/room", WORKER),
     allow("GET", "/frame-access", WORKER, LEARNER),
-    allow("PUT", "/frames/{name}", WORKER, most_bytes=MOST_FRAME_BYTES, needs_length=True),
+    allow("PUT", "/frames/{name}", WORKER, most_bytes=MAX_FRAME_BYTES, needs_length=True),
     allow("GET", "/frames/{group_id}", LEARNER),
     allow("GET", "/evaluations/{label}", EVALUATOR),
     allow("GET", "/evaluations/{label}/success-counts", EVALUATOR, SCHEDULER),
@@ -45,13 +45,13 @@ ROUTES = (
     allow("GET", "/progress", *EVERYBODY),
     allow("PUT", "/progress", LEARNER),
     allow("POST", "/snapshot", LEARNER),
-    allow("POST", "/restore", LEARNER, most_bytes=MOST_RESTORE_BYTES, needs_length=True),
+    allow("POST", "/restore", LEARNER, most_bytes=MAX_RESTORE_BYTES, needs_length=True),
     allow("POST", "/resume", LEARNER),
     allow("GET", "/status", *EVERYBODY),
     allow("GET", "/hard-prompts", SCHEDULER),
     allow("GET", "/success-counts", SCHEDULER),
     allow("GET", "/selector", SCHEDULER),
-    allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MOST_STATE_BYTES, needs_length=True),
+    allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MAX_STATE_BYTES, needs_length=True),
     allow("GET", "/bad", Role.VIEWER),
     allow("GET", "/high", Role.VIEWER),
     allow("GET", "/batches", SCHEDULER, Role.VIEWER),
@@ -69,18 +69,18 @@ PERMISSIONS = Permissions(ROUTES)
 
 
 class RightError(AccessError):
-    """A role that may call the route, and not for this."""
+    """The role may call the route, but not with this content."""
 
     http_status = 403
 
 
 def refuse_training(scope: Scope, requests: Iterable[RolloutRequest]) -> None:
-    """An evaluator asks for nothing that is trained. Raises: RightError."""
+    """Reject training requests from an evaluator. Raises: RightError."""
     if scope.get(ROLE) is not EVALUATOR:
         return
     for request in requests:
         if request.purpose is not Purpose.EVALUATE:
             raise RightError(
-                f"request {request.request_id} is {request.purpose}: an evaluator may ask for evaluations; use the "
-                "token of scheduler or operator"
+                f"request {request.request_id} is {request.purpose}: evaluators may only request evaluations; use the "
+                "scheduler or operator token"
             )

@@ -1,4 +1,4 @@
-"""The small JSON bodies of the API, checked before a use case sees them. Groups and batches are never JSON."""
+"""JSON bodies of the API, validated before a use case sees them. Groups and batches are never JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from bapo.core.call_limits import MOST_RENEWALS, MOST_REQUESTS, MOST_RESPONSES
+from bapo.core.call_limits import MAX_RENEWALS, MAX_REQUESTS, MAX_RESPONSES
 from bapo.core.errors import ContractError
-from bapo.core.frames import MOST_PROMPT_BYTES, require_plain
+from bapo.core.frames import MAX_PROMPT_BYTES, require_plain
 from bapo.core.text import plain
 from bapo.core.types import Prompt, Purpose, RolloutRequest
 from buffer_service.store.redis.frame_access import FrameLogin
@@ -16,44 +16,44 @@ from buffer_service.store.redis.rows import pack
 
 
 def _whole_text(text: str) -> str:
-    """Refuse half characters, which JSON can write and UTF-8 cannot."""
+    """Reject lone surrogates, which JSON can encode and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("holds half of a character (a surrogate)") from error
+        raise ValueError("contains a lone surrogate") from error
     return text
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
-"""Ids that become keys or words of a script: no spaces, no braces."""
+"""Ids used in Redis keys and script arguments: no spaces, no braces."""
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
 FrameName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-"""Of a frame that no push has named yet: too long to be guessed."""
+"""Name of a frame that no push has referenced yet: too long to guess."""
 Nonce = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]{1,64}-[0-9]{1,15})?$")]
 Text = Annotated[str, AfterValidator(_whole_text)]
-MOST_DETAIL_CHARS = 2000
-Detail = Annotated[Text, AfterValidator(lambda text: plain(text[:MOST_DETAIL_CHARS]))]
-"""For log lines and terminals. Cut, not refused: a worker that reports a failure has done nothing wrong."""
+MAX_DETAIL_CHARS = 2000
+Detail = Annotated[Text, AfterValidator(lambda text: plain(text[:MAX_DETAIL_CHARS]))]
+"""For log lines and terminals. Truncated, not rejected: a failure report should never fail itself."""
 PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
-"""Versions and steps: a queue's score has 21 bits for them."""
+"""Versions and steps: queue scores have 21 bits for them."""
 Wait = Annotated[float, Field(ge=0, le=60)]
 """Seconds that a long poll may stay open."""
 
 
 class Body(BaseModel):
-    """A misspelt key is an error, and so is "8" or true for a number."""
+    """Unknown keys are errors, and so is "8" or true in place of a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 def example(**fields: Any) -> ConfigDict:
-    """For /docs."""
+    """Model config with an example for /docs."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class PromptBody(Body):
-    """One problem."""
+    """A prompt."""
 
     prompt_id: PromptId
     text: Text
@@ -67,16 +67,16 @@ class PromptBody(Body):
             size = len(self.text.encode()) + len(pack(self.answer))  # refuses integers beyond 64 bits, broken text
         except ContractError as error:
             raise ValueError(f"prompt {self.prompt_id}: {error}") from error
-        if size > MOST_PROMPT_BYTES:
+        if size > MAX_PROMPT_BYTES:
             raise ValueError(
-                f"prompt {self.prompt_id} has {size} bytes of text and answer; at most {MOST_PROMPT_BYTES} are taken, "
-                "because its groups repeat them"
+                f"prompt {self.prompt_id} has {size} bytes of text and answer, more than {MAX_PROMPT_BYTES}: "
+                "every group of the prompt repeats them"
             )
         return self
 
 
 class RequestBody(Body):
-    """Ask for one group."""
+    """Request for one group."""
 
     model_config = example(
         request_id="fresh-00000012",
@@ -93,13 +93,13 @@ class RequestBody(Body):
     )
 
     request_id: Name
-    """Becomes the group's id; asking twice asks once."""
+    """Also the id of the group; enqueueing it again has no effect."""
     prompt: PromptBody
-    group_size: int = Field(ge=1, le=MOST_RESPONSES)
-    purpose: Annotated[Purpose, Field(strict=False)]  # JSON has its name
+    group_size: int = Field(ge=1, le=MAX_RESPONSES)
+    purpose: Annotated[Purpose, Field(strict=False)]  # JSON contains its name
     step: Version
     min_version: Version
-    """A worker whose weights are older does not get it."""
+    """Workers with older weights do not get it."""
     label: Label = ""
     attempts: int = Field(0, ge=0, lt=1 << 31)
     temperature: float | None = Field(None, gt=0)
@@ -117,39 +117,39 @@ class RequestBody(Body):
     @model_validator(mode="after")
     def only_evaluations_are_of_one_response(self) -> Self:
         if self.purpose is not Purpose.EVALUATE and self.group_size < 2:
-            raise ValueError(f"request {self.request_id}: group_size {self.group_size}: one response has no advantage")
+            raise ValueError(f"request {self.request_id}: group_size must be at least 2, got {self.group_size}")
         return self
 
     @model_validator(mode="after")
     def evaluations_have_a_label(self) -> Self:
         if self.purpose is Purpose.EVALUATE and not self.label:
-            raise ValueError(f"request {self.request_id} has no label: an evaluation is collected and forgotten by it")
+            raise ValueError(f"request {self.request_id} has no label: evaluations are collected and deleted by label")
         return self
 
     def to_request(self) -> RolloutRequest:
-        """The value."""
+        """Convert to a RolloutRequest."""
         fields = self.model_dump(exclude={"prompt", "purpose"})
         return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**self.prompt.model_dump()))
 
 
-def _at_most(most: int, instead: str = "send them in several") -> BeforeValidator:
-    """Refuse a longer list before its items are checked."""
+def _at_most(most: int, instead: str = "split them into several calls") -> BeforeValidator:
+    """Reject a longer list before its items are validated."""
 
     def counted(items: Any) -> Any:
         if isinstance(items, list) and len(items) > most:
-            raise ValueError(f"{len(items)} in one call; at most {most} are taken: {instead}")
+            raise ValueError(f"{len(items)} in one call, the maximum is {most}: {instead}")
         return items
 
     return BeforeValidator(counted)
 
 
-_AS_MANY = Field(max_length=MOST_REQUESTS)
-Requests = Annotated[list[RequestBody], _AS_MANY, _at_most(MOST_REQUESTS)]
-Round = Annotated[list[RequestBody], _AS_MANY, _at_most(MOST_REQUESTS, "a round is one call, ask fewer prompts again")]
+_AS_MANY = Field(max_length=MAX_REQUESTS)
+Requests = Annotated[list[RequestBody], _AS_MANY, _at_most(MAX_REQUESTS)]
+Round = Annotated[list[RequestBody], _AS_MANY, _at_most(MAX_REQUESTS, "a round is one call, re-evaluate fewer prompts")]
 
 
 class EnqueueBody(Body):
-    """Requests, how many fresh ones were ever enqueued, these included, and how many of those are spares."""
+    """Requests, the total number of fresh requests so far including these, and how many of those are spares."""
 
     requests: Requests
     cursor: int | None = Field(None, ge=0, lt=1 << 53)
@@ -157,34 +157,34 @@ class EnqueueBody(Body):
 
 
 class RoundBody(Body):
-    """The requests of one re-evaluation round; none is allowed."""
+    """The requests of one re-evaluation round; may be empty."""
 
     requests: Round
 
 
 class ClaimBody(Body):
-    """What a worker can take."""
+    """Claim of a worker."""
 
     model_config = example(worker_id="worker-0", nonce="f3a9c1-17", limit=4, policy_version=5, wait_s=10.0)
 
     worker_id: Name
     nonce: Nonce = ""
-    """A word of the worker's own making, a hyphen, and a number that rises with each of its claims. The same nonce
-    again is the same claim again: it gets the leases that it had. Without one every call is a claim of its own."""
+    """`<client>-<number>` with a number that increases with each claim. A repeated nonce is a retry and returns the
+    same leases. Without a nonce every call is a new claim."""
     limit: int = Field(ge=1, le=4096)
     policy_version: Version
     wait_s: Wait = 0.0
 
 
 class RenewBody(Body):
-    """Leases that a worker still works on."""
+    """Leases to extend."""
 
     worker_id: Name
-    request_ids: Annotated[list[Name], Field(max_length=MOST_RENEWALS), _at_most(MOST_RENEWALS)]
+    request_ids: Annotated[list[Name], Field(max_length=MAX_RENEWALS), _at_most(MAX_RENEWALS)]
 
 
 class FailBody(Body):
-    """A group that could not be sampled or graded."""
+    """Report of a group that could not be sampled or graded."""
 
     model_config = example(
         worker_id="worker-0", request_id="fresh-00000012", reason="verifier_timeout", detail="killed after 10 s"
@@ -193,12 +193,12 @@ class FailBody(Body):
     worker_id: Name
     request_id: Name
     reason: str
-    """One bounded word: it becomes a metric label."""
+    """One lower-case word: it becomes a metric label."""
     detail: Detail = ""
 
 
 class ReleaseBody(Body):
-    """A worker that is dead."""
+    """The worker whose leases are released."""
 
     worker_id: Name
 
@@ -210,7 +210,7 @@ class CommitBody(Body):
 
 
 class ProgressBody(Body):
-    """Where the learner is."""
+    """Progress of the learner."""
 
     model_config = example(step=7, policy_version=5)
 
@@ -219,7 +219,7 @@ class ProgressBody(Body):
 
 
 class ResumeBody(Body):
-    """The checkpoint after which the learner resumes."""
+    """The checkpoint to resume after."""
 
     step: Version
 
@@ -234,31 +234,31 @@ class RequestsAnswer(Body):
 
 
 class AcceptedAnswer(Body):
-    """How many requests were new."""
+    """Number of new requests."""
 
     accepted: int
 
 
 class IdsAnswer(Body):
-    """Ids that are still leased to the worker."""
+    """Ids still leased to the worker."""
 
     request_ids: list[str]
 
 
 class OutcomeAnswer(Body):
-    """`requeued`, `dropped`, or `not_leased` when the worker does not hold it."""
+    """`requeued`, `dropped`, or `not_leased` if the worker has no lease for it."""
 
     outcome: str
 
 
 class CommittedAnswer(Body):
-    """Whether a checkpoint is wanted now: batches that wait for one are filling Redis."""
+    """Whether a checkpoint is requested now, because retained batches are filling Redis."""
 
     checkpoint_wanted: bool
 
 
 class ReleasedAnswer(Body):
-    """How many leases returned."""
+    """Number of released leases."""
 
     released: int
 
@@ -270,11 +270,11 @@ class PushedAnswer(Body):
 
     groups: dict[str, str]
     room: bool
-    """Whether more fresh groups would be taken now."""
+    """Whether more fresh groups would be accepted now."""
 
 
 class AccessAnswer(Body):
-    """How frames may go to and from Redis itself; null: through `/frames/{name}`."""
+    """Credentials for direct frame transfer with Redis; null: use `/frames/{name}`."""
 
     url: str = ""
     write: FrameLogin | None = None
@@ -282,19 +282,19 @@ class AccessAnswer(Body):
 
 
 class SuspectsBody(Body):
-    """Groups of a batch whose frames are not what was announced, as their reader found."""
+    """Groups of a batch whose frames the reader found to be corrupt."""
 
-    group_ids: Annotated[list[Name], Field(max_length=MOST_REQUESTS)]
+    group_ids: Annotated[list[Name], Field(max_length=MAX_REQUESTS)]
 
 
 class BadFramesAnswer(Body):
-    """Group id -> what is wrong with its frame, of those that the service finds bad, too."""
+    """Group id -> problem of its frame, for the groups that the service confirms as corrupt."""
 
     bad: dict[str, str]
 
 
 class WaitingAnswer(Body):
-    """Why the batch is not there yet."""
+    """Why the batch is not ready yet."""
 
     model_config = example(
         reason="96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s", counts=[11, 96, 0, 0, 200]
@@ -302,24 +302,24 @@ class WaitingAnswer(Body):
 
     reason: str
     counts: list[int]
-    """They change when anything got done: newest assembled step, fresh groups and re-evaluated ones that are ready,
-    requests of re-evaluation rounds that are open, settled requests of evaluations."""
+    """Progress counters: newest assembled step, ready fresh groups, ready re-evaluated groups, open requests of
+    re-evaluation rounds, finished requests of evaluations."""
 
 
 class ErrorAnswer(Body):
-    """An error of the tree in `bapo/core/errors.py`."""
+    """An error from `bapo/core/errors.py`."""
 
-    model_config = example(error="ContractError", message="batch 9 is asked for, but the next step is 7", retry=False)
+    model_config = example(error="ContractError", message="batch 9 requested, but the next step is 7", retry=False)
 
     error: str
-    """Name of the class."""
+    """Name of the error class."""
     message: str
     retry: bool
-    """Whether trying again may help."""
+    """Whether a retry may succeed."""
 
 
 class Page(Body):
-    """Part of a list."""
+    """One page of a list."""
 
     total: int
     offset: int
@@ -327,7 +327,7 @@ class Page(Body):
 
 
 class TablePage(Page):
-    """Part of B_bad or B_high, oldest first."""
+    """One page of B_bad or B_high, oldest first."""
 
     model_config = example(
         total=1,

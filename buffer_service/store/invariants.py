@@ -1,9 +1,9 @@
-"""Whether everything that a buffer holds fits together: its facts, read at one moment, and the invariants over them.
+"""Consistency check of a buffer: its facts from one consistent reading, and the invariants over them.
 
-    Store.audit() -> Audit --violations--> one line per broken invariant; none in a sound buffer
+    Store.audit() -> Audit --violations--> one line per violation; none if the buffer is consistent
 
-Reads the index and the sizes of frames, never their content. Pure apart from that: a fact that is changed by hand in a
-test breaks exactly the invariant that it belongs to.
+Reads the index and the sizes of frames, never their content. Otherwise pure: a test that changes one fact violates
+exactly the invariant of that fact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from buffer_service.state import BatchRecord, GroupRecord, Tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFacts:
-    """What is known of an open request."""
+    """Facts of an open request."""
 
     purpose: Purpose
     step: int
@@ -28,46 +28,46 @@ class OpenFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """The facts of one run. Ids of requests and of the groups that answer them are the same."""
+    """The facts of one run. A request and its group have the same id."""
 
     assembled: int
     committed: int
     checkpointed: int
     num_bytes: int
-    """What the store counts."""
+    """Byte counter of the store."""
     fresh_bytes: int
-    """The same, of the fresh groups."""
+    """Byte counter of the fresh groups."""
     tables: Tables
     bad_prompts: frozenset[str]
-    """Ids of the prompts that are kept for B_bad."""
+    """Ids of the prompts stored for B_bad."""
     batches: Mapping[int, BatchRecord]
     records: Mapping[str, GroupRecord]
     references: Mapping[str, int]
     frame_sizes: Mapping[str, int]
-    """Group id -> bytes of its frame, of every frame that there is."""
+    """Group id -> bytes of its frame, for every stored frame."""
     fresh: tuple[str, ...]
     reevaluated: tuple[str, ...]
     stale: frozenset[str]
-    """Groups that were too old, dropped since the last assembly; some may be held for their texts."""
+    """Groups dropped as stale since the last assembly; some may be retained for their texts."""
     evaluated: Mapping[str, tuple[str, ...]]
-    """Label -> settled requests; one that was dropped has no group."""
+    """Label -> finished requests; a dropped one has no group."""
     evaluations: Mapping[str, int]
-    """Label -> how many of them the store counts."""
+    """Label -> counter of finished requests."""
     opened: Mapping[str, OpenFacts]
     queued: Mapping[str, Purpose]
-    """Request id -> the queue that it is in."""
+    """Request id -> its queue."""
     leased: Mapping[str, Purpose]
     holders: Mapping[str, str]
     """Leased request id -> worker."""
     held: Mapping[str, int]
-    """Worker -> leases that the store counts."""
+    """Worker -> counter of its leases."""
     contents: frozenset[str]
-    """Ids of the requests whose prompt is stored."""
+    """Ids of the requests whose content is stored."""
     done: frozenset[str]
     planned: Mapping[str, int]
     """Open fresh request id -> step."""
     rounds: Mapping[int, int]
-    """Step whose re-evaluation round was issued -> its open re-evaluations, as the store counts."""
+    """Step whose re-evaluation round was issued -> counter of its open re-evaluations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Broken:
     """One violation."""
 
     invariant: str
-    """A name of INVARIANTS."""
+    """Key of INVARIANTS."""
     detail: str
 
 
@@ -83,13 +83,13 @@ Check = Callable[[Audit, AlgorithmConfig], Iterator[str]]
 
 
 def violations(audit: Audit, settings: AlgorithmConfig) -> list[Broken]:
-    """All that does not fit together, invariant by invariant."""
+    """All violations, by invariant."""
     found = ((name, detail) for name, check in INVARIANTS.items() for detail in check(audit, settings))
     return [Broken(invariant=name, detail=detail) for name, detail in found]
 
 
 def _frames(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """Every group that is referred to has its record and its whole frame."""
+    """Every referenced group has its record and its complete frame."""
     for group_id in audit.references:
         record, size = audit.records.get(group_id), audit.frame_sizes.get(group_id)
         if record is None:
@@ -101,60 +101,60 @@ def _frames(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
 
 
 def _references(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """A group is counted once for each table and each retained batch that it is in."""
+    """The reference count of a group equals the number of tables and retained batches that contain it."""
     wanted = Counter([*audit.fresh, *audit.reevaluated, *(stat.group_id for stat in audit.tables.high)])
     for batch in audit.batches.values():
         wanted.update(batch.held)
     for settled in audit.evaluated.values():
         wanted.update(group_id for group_id in settled if group_id in audit.references)
-    # After a restore a prompt may be re-sampled under the id of a group that was too old: that is another group.
+    # After a restore a prompt may be re-sampled under the id of a stale group: that is a different group.
     asked_again = {*audit.fresh, *audit.reevaluated, *chain.from_iterable(audit.evaluated.values())}
     wanted.update((audit.stale - asked_again) & audit.references.keys())
     for group_id in sorted(wanted.keys() | audit.references.keys()):
         if wanted[group_id] != audit.references.get(group_id, 0):
             counted = audit.references.get(group_id, 0)
-            yield f"group {group_id} is in {wanted[group_id]} tables and batches, but {counted} are counted"
+            yield f"group {group_id} is in {wanted[group_id]} tables and batches, but its reference count is {counted}"
 
 
 def _orphans(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """No frame and no record is kept of a group that nothing refers to."""
+    """No frame or record is stored for an unreferenced group."""
     for what, kept in (("frame", audit.frame_sizes), ("record", audit.records)):
         for group_id in sorted(kept.keys() - audit.references.keys()):
-            yield f"nothing refers to group {group_id}, but its {what} is kept"
+            yield f"group {group_id} is not referenced, but its {what} is stored"
 
 
 def _bytes(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """The counts of bytes are the sums of the frames' sizes: of all groups, and of the fresh ones."""
+    """The byte counters equal the sums of the frame sizes: of all groups, and of the fresh ones."""
     counts = (("frames", audit.references, audit.num_bytes), ("fresh frames", audit.fresh, audit.fresh_bytes))
     for what, group_ids, counted in counts:
         total = sum(audit.frame_sizes.get(group_id, 0) for group_id in group_ids)
         if total != counted:
-            yield f"the {what} have {total} bytes, but {counted} are counted"
+            yield f"the {what} have {total} bytes, but the counter is {counted}"
 
 
 def _requests(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """An open request is in exactly one of its purpose's queue and leases, has its content, and is not done."""
+    """An open request is either queued or leased under its purpose, has its content, and is not done."""
     for request_id, facts in audit.opened.items():
         places = [place.get(request_id) for place in (audit.queued, audit.leased)]
         if sorted(filter(None, places)) != [facts.purpose]:
-            yield f"request {request_id} is open, but in queue {places[0]} and leases {places[1]}"
+            yield f"request {request_id} is open, but in queue {places[0]} and in leases {places[1]}"
         if request_id in audit.done:
-            yield f"request {request_id} is open, and done"
+            yield f"request {request_id} is both open and done"
         if request_id not in audit.contents:
-            yield f"request {request_id} is open, but its content is gone"
+            yield f"request {request_id} is open, but its content is missing"
     for request_id in sorted((audit.queued.keys() | audit.leased.keys()) - audit.opened.keys()):
         yield f"request {request_id} is queued or leased, but not open"
     for request_id in sorted(audit.contents - audit.opened.keys() - set(audit.fresh)):
-        yield f"request {request_id} is neither open nor of a fresh group, but its content is kept"
+        yield f"request {request_id} is neither open nor of a fresh group, but its content is stored"
 
 
 def _fresh(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """A fresh group has its request, which is done; open fresh requests are planned for their steps, and no others."""
+    """A fresh group has its request, which is done; exactly the open fresh requests are planned for their steps."""
     for group_id in audit.fresh:
         if group_id not in audit.contents:
-            yield f"fresh group {group_id} has lost its request"
+            yield f"the request of fresh group {group_id} is missing"
         if group_id in audit.opened:
-            yield f"fresh group {group_id} answers a request that is still open"
+            yield f"the request of fresh group {group_id} is still open"
     wanted = {key: facts.step for key, facts in audit.opened.items() if facts.purpose is Purpose.FRESH}
     for request_id in sorted(wanted.keys() | audit.planned.keys()):
         if wanted.get(request_id) != audit.planned.get(request_id):
@@ -163,78 +163,78 @@ def _fresh(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
 
 
 def _leases(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """A lease has one holder, and each worker's leases are counted."""
+    """A lease has one holder, and each worker's lease counter is correct."""
     for request_id in sorted(audit.leased.keys() ^ audit.holders.keys()):
         state = "leased, but held by no worker" if request_id in audit.leased else "held, but not leased"
         yield f"request {request_id} is {state}"
     wanted = Counter(audit.holders.values())
     for worker in sorted(wanted.keys() | audit.held.keys()):
         if wanted[worker] != audit.held.get(worker, 0):
-            yield f"worker {worker} holds {wanted[worker]} requests, but {audit.held.get(worker, 0)} are counted"
+            yield f"worker {worker} holds {wanted[worker]} requests, but its counter is {audit.held.get(worker, 0)}"
 
 
 def _bad(audit: Audit, settings: AlgorithmConfig) -> Iterator[str]:
-    """B_bad is within its capacity, has no prompt twice, and has the text of each prompt and of no other."""
+    """B_bad is within its capacity, has no duplicates, and exactly the texts of its prompts are stored."""
     entries = audit.tables.bad
     if len(entries) > settings.capacity:
         yield f"B_bad has {len(entries)} prompts, more than its capacity of {settings.capacity}"
     yield from (f"prompt {prompt_id} is in B_bad twice" for prompt_id in _twice([e.prompt_id for e in entries]))
     known = {entry.prompt_id for entry in entries}
-    yield from (f"prompt {prompt_id} of B_bad has lost its text" for prompt_id in sorted(known - audit.bad_prompts))
-    yield from (f"prompt {prompt_id} is kept, but not in B_bad" for prompt_id in sorted(audit.bad_prompts - known))
+    yield from (f"prompt {prompt_id} of B_bad has no text" for prompt_id in sorted(known - audit.bad_prompts))
+    yield from (f"prompt {prompt_id} has a text but is not in B_bad" for prompt_id in sorted(audit.bad_prompts - known))
     for entry in entries:
         if not 1 <= entry.birth <= audit.tables.step:
-            yield f"prompt {entry.prompt_id} of B_bad was born in step {entry.birth}, after {audit.tables.step}"
+            yield f"prompt {entry.prompt_id} of B_bad was added in step {entry.birth}, after step {audit.tables.step}"
 
 
 def _high(audit: Audit, settings: AlgorithmConfig) -> Iterator[str]:
-    """B_high holds no group twice; that of `bapo` groups of the latest S steps only, and no prompt twice."""
+    """B_high has no duplicate groups; with `bapo`, only groups of the latest S steps, and one per prompt."""
     entries, last = audit.tables.high, audit.tables.step
     yield from (f"group {group_id} is in B_high twice" for group_id in _twice([e.group_id for e in entries]))
-    if settings.name != "bapo":  # other composers keep what they like
+    if settings.name != "bapo":  # other composers have other rules
         return
     yield from (f"prompt {prompt_id} is in B_high twice" for prompt_id in _twice([e.prompt_id for e in entries]))
     for entry in entries:
         if not last - settings.high_window < entry.birth <= last:
             window = f"the {settings.high_window} steps up to {last}"
-            yield f"group {entry.group_id} of B_high was born in step {entry.birth}, outside {window}"
+            yield f"group {entry.group_id} of B_high was added in step {entry.birth}, outside {window}"
 
 
 def _progress(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """Checkpointed <= committed <= assembled, and the tables are those after the newest assembly."""
+    """Checkpointed <= committed <= assembled, and the tables are those of the newest assembly."""
     if not 0 <= audit.checkpointed <= audit.committed <= audit.assembled:
         yield f"checkpointed {audit.checkpointed}, committed {audit.committed}, assembled {audit.assembled}"
     if audit.tables.step != audit.assembled:
-        yield f"the tables are those of step {audit.tables.step}, but step {audit.assembled} is assembled"
+        yield f"the tables are those of step {audit.tables.step}, but the newest assembly is step {audit.assembled}"
 
 
 def _batches(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """Exactly the batches after the newest checkpoint are retained, each with its groups' bytes as its length."""
+    """Exactly the batches after the newest checkpoint are retained, each with the byte count of its groups."""
     wanted = set(range(audit.checkpointed + 1, audit.assembled + 1))
-    yield from (f"batch {step} is gone before its checkpoint" for step in sorted(wanted - audit.batches.keys()))
+    yield from (f"batch {step} is missing before its checkpoint" for step in sorted(wanted - audit.batches.keys()))
     yield from (f"batch {step} is retained after its checkpoint" for step in sorted(audit.batches.keys() - wanted))
     for step, batch in audit.batches.items():
         records = [audit.records.get(group_id) for group_id in batch.group_ids]
         num_bytes = sum(record.num_bytes for record in records if record is not None)
         if num_bytes != batch.num_bytes:
-            yield f"the groups of batch {step} have {num_bytes} bytes, but it says {batch.num_bytes}"
+            yield f"the groups of batch {step} have {num_bytes} bytes, but the batch records {batch.num_bytes}"
         yield from (f"group {group_id} is in batch {step} twice" for group_id in _twice(batch.group_ids))
 
 
 def _rounds(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """A round counts the open re-evaluations of its step, until a checkpoint after it: no batch waits for it then."""
+    """The counter of a round equals the open re-evaluations of its step, until a checkpoint at or after it."""
     wanted = Counter(facts.step for facts in audit.opened.values() if facts.purpose is Purpose.REEVALUATE)
     for step, left in audit.rounds.items():
         if step >= audit.checkpointed and left != wanted[step]:
-            yield f"round {step} has {wanted[step]} open requests, but {left} are counted"
+            yield f"round {step} has {wanted[step]} open requests, but its counter is {left}"
 
 
 def _evaluations(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """An evaluation counts its settled requests."""
+    """The counter of an evaluation equals its finished requests."""
     for label in sorted(audit.evaluated.keys() | audit.evaluations.keys()):
         settled, counted = len(audit.evaluated.get(label, ())), audit.evaluations.get(label, 0)
         if settled != counted:
-            yield f"evaluation {label} has {settled} settled requests, but {counted} are counted"
+            yield f"evaluation {label} has {settled} finished requests, but its counter is {counted}"
 
 
 INVARIANTS: dict[str, Check] = {
@@ -252,7 +252,7 @@ INVARIANTS: dict[str, Check] = {
     "rounds": _rounds,
     "evaluations": _evaluations,
 }
-"""Name -> check. A check's docstring is what it promises."""
+"""Name -> check. The docstring of a check describes the invariant."""
 
 
 def _twice(ids: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""One image of a run's buffer: what stores exchange with snapshots, whole."""
+"""Image of a run's buffer, which stores and snapshots exchange."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from buffer_service.state import BatchRecord, FreshGroup, GroupRecord, SelectorS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """All that a resumed run needs of one run's buffer, except the frames.
+    """The buffer state that a resumed run needs, except the frames.
 
-    Leased requests count as queued, so that no claim is remembered. Evaluations are not part of it: the evaluator asks
-    again for what it has no result of.
+    Leased requests become queued, and no claims are included. Evaluations are not included: the evaluator requests
+    missing results again.
     """
 
     progress: Progress
@@ -26,35 +26,35 @@ class Image:
     fresh_dropped: Count
     tables: Tables
     open_requests: tuple[RolloutRequest, ...]
-    """In the order in which they would be claimed, purpose by purpose."""
+    """In claim order, by purpose."""
     fresh: tuple[FreshGroup, ...]
     """In ingest order."""
     reevaluated: tuple[GroupRecord, ...]
     """In ingest order."""
     records: Mapping[str, GroupRecord]
-    """Of the groups of B_high and of the batches."""
+    """Records of the groups of B_high and of the batches."""
     bad_prompts: Mapping[str, Prompt]
     batches: tuple[BatchRecord, ...]
-    """Those that are not trained yet, or not released."""
+    """Batches that are not trained or not released."""
     compositions: tuple[Mapping[str, Any], ...]
     """Oldest first."""
     rounds: Mapping[Version, Count]
-    """Step of a re-evaluation round -> requests that are not settled."""
+    """Step of a re-evaluation round -> number of open requests."""
     stale: tuple[GroupResult, ...]
     counters: Mapping[str, Count]
     fresh_spares: Count = 0
     success_counts: Mapping[Version, bytes] = field(default_factory=dict)
-    """Step -> packed success counts, of the steps that `selector` does not hold yet."""
+    """Step -> packed success counts, for steps that are not included in `selector` yet."""
     selector: SelectorState = field(default_factory=SelectorState)
 
     @property
     def requests(self) -> list[RolloutRequest]:
-        """Open ones, and those that the fresh groups answer."""
+        """Open requests and those of the fresh groups."""
         return [*self.open_requests, *(group.request for group in self.fresh)]
 
     @property
     def references(self) -> Counter[str]:
-        """Group id -> how many tables and batches refer to it: exactly the groups whose frames are needed."""
+        """Group id -> number of tables and batches that reference it; exactly the groups whose frames are needed."""
         counts = Counter(group.record.group_id for group in self.fresh)
         counts.update(record.group_id for record in self.reevaluated)
         counts.update(stat.group_id for stat in self.tables.high)
@@ -64,7 +64,7 @@ class Image:
 
     @property
     def all_records(self) -> dict[str, GroupRecord]:
-        """Group id -> record, of every group that is referred to."""
+        """Group id -> record of every referenced group."""
         found = dict(self.records)
         found.update((group.record.group_id, group.record) for group in self.fresh)
         found.update((record.group_id, record) for record in self.reevaluated)
@@ -89,4 +89,4 @@ EMPTY = Image(
     stale=(),
     counters={},
 )
-"""Of a run that has not begun."""
+"""Image of a run that has not started."""

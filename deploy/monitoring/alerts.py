@@ -1,4 +1,4 @@
-"""All alerts, the gravest first. Each has a case that fires it and a near one that does not."""
+"""All alerts, most severe first. Each has a case that fires it and a near miss that does not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def newest(name: str) -> str:
 
 
 def finished(t: Clock, span_s: float) -> str:
-    """Runs whose last step was trained, by what the buffer said of it lately: the learner ends too soon after that
-    step for a scrape to see it there."""
+    """Runs whose last step was trained, according to the buffer service: the learner exits too soon after that step to
+    be scraped."""
     return (
         f"(max by (run) (max_over_time(bapo_run_committed_steps[{t.span(span_s)}])) "
         f">= on (run) max by (run) (last_over_time(bapo_run_target_steps[{t.span(span_s)}])))"
@@ -23,16 +23,16 @@ def finished(t: Clock, span_s: float) -> str:
 
 
 def steps_of_a_second(minutes: int) -> dict[str, str]:
-    """Six hundred steps of about a second, all before the series stalls."""
+    """Six hundred steps of about one second each, all before the series stalls."""
     return {STEP % "1.0": f"0+60x10 600x{minutes}", STEP % "+Inf": f"0+60x10 600x{minutes}"}
 
 
 ALERTS = (
     Alert(
         name="ProcessDown", severity="critical", for_s=MINUTE,
-        summary="Prometheus does not reach a process of the run.",
-        runbook="Read RUN/logs/PROCESS.log and `bapo status RUN`; the launcher restarts a process that crashed; kill "
-        "one that hangs.",
+        summary="Prometheus cannot scrape a process of the run.",
+        runbook="Read RUN/logs/PROCESS.log and `bapo status RUN`; the launcher restarts a crashed process; kill "
+        "a process that hangs.",
         expr=lambda t: 'up{process=~"buffer_service|rollout_server|learner|scheduler|evaluator"} == 0',
         fires=Case({'up{run="r",process="learner"}': "1 1 0x5"}, 5, {"run": "r", "process": "learner"}),
         quiet=Case({'up{run="r",process="learner"}': "1 1 0 1x5"}, 5),
@@ -40,10 +40,10 @@ ALERTS = (
     Alert(
         name="ProcessGone", severity="critical", for_s=2 * MINUTE,
         summary="A process that ran within the last hour is missing while others run, and the run is not finished.",
-        runbook="It ended, or its container, pod or host did: `docker compose ps -a` or `kubectl get pods` shows its "
-        "exit code, RUN/logs or the container's log its last lines; docs/reliability.md says what resumes where.",
-        # Where targets are found by DNS, or by what runs, one that has ended is no longer a target.
-        # A run of which nothing is left was stopped.
+        runbook="It exited, or its container, pod or host did: `docker compose ps -a` or `kubectl get pods` shows its "
+        "exit code, RUN/logs or the container's log its last lines; see docs/reliability.md for how each one resumes.",
+        # With DNS or process-based service discovery, a process that has exited is no longer a target.
+        # A run without any process left was stopped.
         expr=lambda t: f"max by (run, process) (last_over_time(bapo_build_info[{t.span(HOUR)}])) "
         "unless on (run, process) bapo_build_info "
         f"and on (run) max by (run) (last_over_time(bapo_build_info[{t.span(MINUTE)}])) "
@@ -64,28 +64,28 @@ ALERTS = (
     ),
     Alert(
         name="RedisDown", severity="critical", for_s=30.0,
-        summary="The buffer service cannot reach Redis: it accepts nothing and hands out nothing.",
-        runbook="Read RUN/logs/redis.log, or check the Redis of buffer.redis_url. When it is back, everything "
-        "acknowledged is there and the run continues.",
+        summary="The buffer service cannot reach Redis: every request fails.",
+        runbook="Read RUN/logs/redis.log, or check the Redis of buffer.redis_url. Once it is back, everything "
+        "acknowledged is restored and the run continues.",
         expr=lambda t: "min by (run) (bapo_buffer_redis_up) == 0",
         fires=Case({f"bapo_buffer_redis_up{R}": "1 0x4"}, 3),
         quiet=Case({f"bapo_buffer_redis_up{R}": "1x4"}, 3),
     ),
     Alert(
         name="RedisNotPersistent", severity="critical", for_s=MINUTE,
-        summary="Redis keeps no append-only file, or cannot write it: what is acknowledged would not survive its end.",
-        runbook="`CONFIG SET appendonly yes` on that Redis, or free space on its disk; until then a crash of Redis "
-        "costs everything since the last checkpoint (`bapo train --resume RUN`).",
+        summary="Redis has no append-only file, or cannot write to it: acknowledged data would not survive a crash.",
+        runbook="Run `CONFIG SET appendonly yes` on that Redis, or free space on its disk; until then a crash of Redis "
+        "loses everything since the last checkpoint (`bapo train --resume RUN`).",
         expr=lambda t: "min by (run) (bapo_buffer_redis_persistent) == 0",
         fires=Case({f"bapo_buffer_redis_persistent{R}": "1 0x4"}, 3),
         quiet=Case({f"bapo_buffer_redis_persistent{R}": "1x4"}, 3),
     ),
     Alert(
         name="LearnerStuck", severity="critical", for_s=30.0,
-        summary="The last step ended more than five median steps, and at least a minute, ago.",
-        runbook="The log of the learner says what it waits for (its batch: see the workers' rows of BAPO / System); "
-        "kill a learner that hangs: it resumes from its checkpoint.",
-        # last_over_time: also where a stopped process does not answer a scrape any more.
+        summary="The last step ended more than five median step times ago, and more than a minute ago.",
+        runbook="The learner's log says what it is waiting for (if its batch: see the worker rows of BAPO / System); "
+        "kill a hung learner: it resumes from its checkpoint.",
+        # last_over_time: also fires when a stopped process no longer responds to scrapes.
         expr=lambda t: (
             f"(time() - max by (run) (last_over_time(bapo_learner_last_step_timestamp_seconds[{t.span(5 * MINUTE)}])) "
             "> on (run) clamp_min(5 * histogram_quantile(0.5, sum by (run, le) (rate("
@@ -105,16 +105,17 @@ ALERTS = (
     ),
     Alert(
         name="RunStalled", severity="critical",
-        summary="Nothing has moved in the run for five minutes: no request, no group, no batch, no step.",
-        runbook="The scheduler's log says what each process waits for; docs/architecture.md lists what unblocks each.",
+        summary="The run has made no progress for five minutes: no request, no group, no batch, no step.",
+        runbook="The scheduler's log says what each process is waiting for; docs/architecture.md lists what unblocks "
+        "it.",
         expr=lambda t: f"max by (run) (bapo_stalled_seconds) > {t.seconds(5 * MINUTE)}",
         fires=Case({f"bapo_stalled_seconds{R}": "0+60x10"}, 7),
         quiet=Case({f"bapo_stalled_seconds{R}": "0+60x4 0x6"}, 7),
     ),
     Alert(
         name="NoWorkerReady", severity="critical", for_s=5 * MINUTE,
-        summary="No rollout worker samples.",
-        runbook="RUN/logs/worker-N.log and rollout_server.log say why workers do not start; `bapo doctor` checks the "
+        summary="No rollout worker is sampling.",
+        runbook="RUN/logs/worker-N.log and rollout_server.log show why workers do not start; `bapo doctor` checks the "
         "machine.",
         expr=lambda t: 'sum by (run) (bapo_rollout_workers{state="ready"}) == 0',
         fires=Case({'bapo_rollout_workers{run="r",state="ready"}': "1 0x10"}, 8),
@@ -122,9 +123,9 @@ ALERTS = (
     ),
     Alert(
         name="StalenessAboveBound", severity="critical",
-        summary="A fresh group trained that is older than v - 1 + max_steps_ahead steps: the step contract is broken.",
+        summary="A fresh group older than v - 1 + max_steps_ahead steps was trained: the step contract is violated.",
         runbook="Keep the run directory, stop the run and report it with RUN/groups of that step; the buffer service "
-        "checks this at assembly, so two versions of the code may be at work.",
+        "checks this at assembly, so two versions of the code may be running.",
         expr=lambda t: 'max by (run) (bapo_learner_staleness_max_steps{origin="x1"}) '
         '> on (run) max by (run) (bapo_cadence_steps{name="max_staleness"})',
         fires=Case({
@@ -139,7 +140,7 @@ ALERTS = (
     ),
     Alert(
         name="WorkerVersionLag", severity="warning", for_s=2 * MINUTE,
-        summary="A worker that samples is more than v + 2 versions behind the learner.",
+        summary="A sampling worker is more than v + 2 versions behind the learner.",
         runbook="Its groups will be dropped as stale: look for its failed update in rollout_server.log; a "
         "killed worker is replaced by one with the latest weights.",
         expr=lambda t: "max by (run) (bapo_learner_policy_version) - on (run) group_right () max by (run, worker) "
@@ -160,7 +161,7 @@ ALERTS = (
         name="VerifierErrors", severity="warning",
         summary="More than 1 % of the responses of the last ten minutes were not graded: the reward function raised, "
         "timed out or was killed.",
-        runbook="RUN/logs/worker-N.log has each failure with its prompt; a failed group is sampled again, "
+        runbook="RUN/logs/worker-N.log has each failure with its prompt; a failed group is resampled, "
         "never counted as incorrect (task.grading_timeout_s, your reward function).",
         expr=lambda t: "sum by (run, task) (increase(bapo_verifier_results_total"
         f'{{outcome=~"error|timeout|killed"}}[{t.span(10 * MINUTE)}])) '
@@ -176,17 +177,17 @@ ALERTS = (
     ),
     Alert(
         name="SyncFailures", severity="warning",
-        summary="A worker did not take a weight update in the last quarter of an hour.",
-        runbook="It was replaced; more than one in a row means that the file, its digest or the canary is wrong: "
-        "rollout_server.log names which.",
+        summary="A worker failed to load a weight update in the last 15 minutes.",
+        runbook="It was replaced; several failures in a row mean that the file, its digest or the canary is wrong: "
+        "rollout_server.log says which.",
         expr=lambda t: f"sum by (run) (increase(bapo_sync_failures_total[{t.span(15 * MINUTE)}])) > 0",
         fires=Case({f"bapo_sync_failures_total{R}": "0x5 1x10"}, 8),
         quiet=Case({f"bapo_sync_failures_total{R}": "1x20"}, 18),
     ),
     Alert(
         name="RedisMemory", severity="warning", for_s=5 * MINUTE,
-        summary="Redis uses more than 80 % of its maxmemory; at 95 % fresh groups are refused.",
-        runbook="Write checkpoints more often (checkpoint.every), bound the fresh groups (buffer.max_fresh_groups), "
+        summary="Redis uses more than 80 % of its maxmemory; at 95 % fresh groups are rejected.",
+        runbook="Write checkpoints more often (checkpoint.every), limit the fresh groups (buffer.max_fresh_groups), "
         "or raise buffer.max_memory_mb.",
         expr=lambda t: f"{newest('bapo_buffer_redis_memory_bytes')} / on (run) "
         f"{newest('bapo_buffer_redis_memory_limit_bytes')} > 0.8",
@@ -200,7 +201,7 @@ ALERTS = (
     Alert(
         name="CheckpointOld", severity="warning", for_s=MINUTE,
         summary="The newest checkpoint is more than two intervals old, in steps.",
-        runbook="learner.log says why it was not written (a full disk, for example); a crash now costs these steps.",
+        runbook="learner.log says why it was not written (a full disk, for example); a crash now loses these steps.",
         expr=lambda t: f"{newest('bapo_learner_step')} - on (run) {newest('bapo_checkpoint_last_step')} "
         f"> on (run) 2 * {newest('bapo_checkpoint_interval_steps')}",
         fires=Case({
@@ -214,16 +215,16 @@ ALERTS = (
     ),
     Alert(
         name="DiskLow", severity="warning", for_s=MINUTE,
-        summary="Less than 5 % of the disk of the run directory is free.",
-        runbook="Remove old runs, or checkpoints (checkpoint.keep_last); a full disk ends the run; resume it with "
-        "`bapo train --resume RUN` when there is space.",
+        summary="Less than 5 % of the run directory's disk is free.",
+        runbook="Remove old runs, or checkpoints (checkpoint.keep_last); a full disk stops the run; resume it with "
+        "`bapo train --resume RUN` once there is space.",
         expr=lambda t: f"{newest('bapo_run_disk_free_bytes')} / on (run) {newest('bapo_run_disk_size_bytes')} < 0.05",
         fires=Case({f"bapo_run_disk_free_bytes{R}": "4x5", f"bapo_run_disk_size_bytes{R}": "100x5"}, 3),
         quiet=Case({f"bapo_run_disk_free_bytes{R}": "6x5", f"bapo_run_disk_size_bytes{R}": "100x5"}, 3),
     ),
     Alert(
         name="AllRewardsZero", severity="warning", for_s=20 * MINUTE,
-        summary="No fresh response was correct for twenty minutes: there is nothing to learn from.",
+        summary="No fresh response has been correct for twenty minutes: there is no learning signal.",
         runbook="Read responses (`bapo buffer show`) and test the reward function: wrong answer format, a length "
         "limit that truncates everything, prompts that are too hard, or a collapsed policy.",
         expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} <= 0",
@@ -232,7 +233,7 @@ ALERTS = (
     ),
     Alert(
         name="AllRewardsOne", severity="warning", for_s=20 * MINUTE,
-        summary="Every fresh response was correct for twenty minutes.",
+        summary="Every fresh response has been correct for twenty minutes.",
         runbook="The task is solved, or the reward function accepts anything: read responses, then use harder data.",
         expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} >= 1",
         fires=Case({f"bapo_reward_global_mean_ratio{R}": "1x30"}, 25),
@@ -241,7 +242,7 @@ ALERTS = (
     Alert(
         name="ZeroVarianceShare", severity="warning", for_s=5 * MINUTE,
         summary="More than 90 % of the fresh groups have zero variance (all-correct or all-incorrect).",
-        runbook="Choose prompts of middle difficulty (selector in docs/methods.md), a larger group_size, or a lower "
+        runbook="Choose prompts of medium difficulty (selector in docs/methods.md), a larger group_size, or a lower "
         "c1.",
         expr=lambda t: "sum by (run) (increase(bapo_batch_filtered_groups_total"
         f'{{reason=~"all_incorrect|all_correct|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
@@ -258,9 +259,9 @@ ALERTS = (
     ),
     Alert(
         name="BatchUnderfilled", severity="warning",
-        summary="For at least ten steps of the last half hour no batch had more than 30 % of B.",
+        summary="No batch of the last 30 minutes (at least ten steps) was more than 30 % full.",
         runbook="See Difficulty in BAPO / Run: too few prompts are informative; change the data, the selector, "
-        "c2_range and c3_range, or take a smaller batch_size.",
+        "c2_range and c3_range, or use a smaller batch_size.",
         expr=lambda t: f"max by (run) (max_over_time(bapo_batch_fill_ratio[{t.span(30 * MINUTE)}])) < 0.3 "
         f"and on (run) sum by (run) (increase(bapo_learner_steps_total[{t.span(30 * MINUTE)}])) >= 10",
         fires=Case({f"bapo_batch_fill_ratio{R}": "0.2x40", f"bapo_learner_steps_total{R}": "0+1x40"}, 35),
@@ -269,8 +270,8 @@ ALERTS = (
     Alert(
         name="BadBufferNeverPromotes", severity="warning",
         summary="Five rounds of re-evaluation in an hour, and no hard prompt improved.",
-        runbook="B_bad holds prompts that the model cannot solve: `bapo buffer bad RUN`; a smaller max_reevaluated "
-        "saves their cost, and `bapo buffer` can drop them.",
+        runbook="B_bad contains prompts that the model cannot solve: `bapo buffer bad RUN`; a smaller max_reevaluated "
+        "reduces their cost, and `bapo buffer` can drop them.",
         expr=lambda t: "sum by (run) (increase(bapo_reevaluation_prompts_total"
         f'{{outcome="improved"}}[{t.span(HOUR)}])) == 0 '
         f'and on (run) sum by (run) (increase(bapo_reevaluation_rounds_total{{outcome="asked"}}[{t.span(HOUR)}])) >= 5',
@@ -285,8 +286,8 @@ ALERTS = (
     ),
     Alert(
         name="BinStarved", severity="warning", for_s=20 * MINUTE,
-        summary="The bins that reuse draws from have been empty for twenty minutes: X3 trains nothing any more.",
-        runbook="No fresh group lies in the window c2 to c3: compare Thresholds and r_tot with the bins next to it in "
+        summary="The bins that X3 reuses have been empty for twenty minutes: X3 no longer contributes groups.",
+        runbook="No fresh group falls in the window c2 to c3: compare Thresholds and r_tot with the bins next to it in "
         "BAPO / Run, and widen c2_range and c3_range.",
         expr=lambda t: 'max by (run) (bapo_buffer_groups{table="high"}) == 0 '
         'and on (run) sum by (run) (bapo_batch_trained_groups_total{origin="x3"}) > 0',
@@ -312,8 +313,8 @@ ALERTS = (
     Alert(
         name="EntropyCollapse", severity="warning", for_s=5 * MINUTE,
         summary="The entropy has fallen below a tenth of its highest value of the last six hours.",
-        runbook="Responses become alike: try a lower learner.lr, loss.entropy_coef or loss.kl_coef > 0, or an earlier "
-        "checkpoint.",
+        runbook="Responses are losing diversity: try a lower learner.lr, loss.entropy_coef or loss.kl_coef > 0, or an "
+        "earlier checkpoint.",
         expr=lambda t: "max by (run) (bapo_learner_entropy_nats) < on (run) "
         f"0.1 * max by (run) (max_over_time(bapo_learner_entropy_nats[{t.span(6 * HOUR)}]))",
         fires=Case({f"bapo_learner_entropy_nats{R}": "1x30 0.09x20"}, 40),
@@ -321,8 +322,8 @@ ALERTS = (
     ),
     Alert(
         name="BoundNegative", severity="info", for_s=10 * MINUTE,
-        summary="The bound of theorem 3.2 is vacuous for this subset: it is not above 0.",
-        runbook="Common, and not a fault by itself; docs/monitoring.md says which numbers to read and what makes "
+        summary="The bound of theorem 3.2 is vacuous for this subset (at most 0).",
+        runbook="Common, and not a problem by itself; docs/monitoring.md says which values to read and what makes "
         "them smaller (v, max_steps_ahead, S, lr).",
         expr=lambda t: 'max by (run, origin) (bapo_learner_improvement_bound{form="paper"}) <= 0',
         fires=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "-1x20"}, 15,

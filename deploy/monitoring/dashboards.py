@@ -13,26 +13,26 @@ UIDS = {
 
 
 PROCESSES_UP = 'min by (run, process) (up{process!="",run=~"$run|"})'
-"""In Compose targets have no label `run`."""
+"""Compose targets have no `run` label."""
 
 
 def newest(name: str, *labels: str) -> str:
-    """A gauge that several instances of a service may show: they show the same."""
+    """A gauge that every instance of a service exports with the same value."""
     return f"max by ({', '.join(('run', *labels))}) ({name})"
 
 
 def per_minute(name: str, *labels: str) -> str:
-    """How often per minute, all instances together."""
+    """Rate per minute, summed over instances."""
     return f"sum by ({', '.join(('run', *labels))}) (rate({name}[$__rate_interval])) * 60"
 
 
 def buckets(name: str, selector: str = "") -> str:
-    """What a heat map draws: observations per bucket."""
+    """Query of a heat map: observations per bucket."""
     return f"sum by (le) (increase({name}_bucket{selector}[$__rate_interval]))"
 
 
 def first_open(*rows: Row) -> tuple[Row, ...]:
-    """The first row open, the others collapsed: Grafana queries a panel when its row is opened."""
+    """First row expanded, the others collapsed: Grafana queries a panel only once its row is expanded."""
     return (rows[0], *(replace(row, collapsed=True) for row in rows[1:]))
 
 
@@ -42,28 +42,28 @@ def links_to(*titles: str) -> tuple[tuple[str, str], ...]:
 
 
 OVERVIEW = Row("Overview", (
-    Panel(kind="stat", title="Step", help="Step that the learner finished last.",
+    Panel(kind="stat", title="Step", help="Last step that the learner finished.",
           width=3, height=5, queries=(Query(newest("bapo_learner_step"), "{{run}}"),)),
     Panel(kind="stat", title="Progress", help="Committed steps as a share of run.num_steps.", width=3, height=5,
           unit="percentunit", queries=(Query(
         f"{newest('bapo_run_committed_steps')} / {newest('bapo_run_target_steps')}", "{{run}}"),)),
-    Panel(kind="stat", title="Steps per hour", help="Of the last five minutes.", width=3, height=5, decimals=1,
+    Panel(kind="stat", title="Steps per hour", help="Over the last five minutes.", width=3, height=5, decimals=1,
           queries=(Query("sum by (run) (rate(bapo_learner_steps_total[5m])) * 3600", "{{run}}"),)),
-    Panel(kind="stat", title="Time since the last step", help="A learner that is stuck does not move this back to 0.",
+    Panel(kind="stat", title="Time since the last step", help="A stuck learner never resets this to 0.",
           width=3, height=5, unit="s", queries=(
         Query(f"time() - {newest('bapo_learner_last_step_timestamp_seconds')}", "{{run}}"),)),
     Panel(kind="stat", title="Mean reward (r_tot)",
           help="Mean reward of all fresh responses of the last step.", width=3, height=5,
           unit="percentunit", queries=(Query(newest("bapo_reward_global_mean_ratio"), "{{run}}"),)),
-    Panel(kind="stat", title="Held-out accuracy", help="Newest measurement of each split.", width=3, height=5,
+    Panel(kind="stat", title="Held-out accuracy", help="Latest evaluation of each split.", width=3, height=5,
           unit="percentunit", queries=(Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
-    Panel(kind="stat", title="Batch filled", help="Groups of the last batch, as a share of B.", width=3, height=5,
+    Panel(kind="stat", title="Batch filled", help="Groups in the last batch, as a share of B.", width=3, height=5,
           unit="percentunit", queries=(Query(newest("bapo_batch_fill_ratio"), "{{run}}"),)),
-    Panel(kind="stat", title="Learner waiting", help="Share of its time that the learner waits for a batch.", width=3,
+    Panel(kind="stat", title="Learner waiting", help="Share of time that the learner waits for a batch.", width=3,
           height=5, unit="percentunit", queries=(Query(
         'sum by (run) (rate(bapo_learner_phase_seconds_sum{phase="wait_batch"}[5m])) '
         '/ sum by (run) (rate(bapo_learner_phase_seconds_sum{phase="step"}[5m]))', "{{run}}"),)),
-    Panel(kind="table", title="Runs", help="What each run is.", width=16, height=5, queries=(
+    Panel(kind="table", title="Runs", help="Preset, model and task of each run.", width=16, height=5, queries=(
         Query("max by (run, preset, algorithm, model, task, engine) (bapo_run_info)"),)),
     Panel(kind="alertlist", title="Alerts", help="Firing now; what to do: BAPO / Runbook.",
           width=8, height=5),
@@ -71,15 +71,15 @@ OVERVIEW = Row("Overview", (
 
 BATCH = Row("Batch composition", (
     Panel(title="Batch composition", axis="groups",
-          help="X1 + X2 + X3, under the capacity B.", stack=True, lowest=0, queries=(
+          help="X1 + X2 + X3, compared with the capacity B.", stack=True, lowest=0, queries=(
         Query(newest("bapo_batch_groups", "origin"), "{{origin}}"), Query(newest("bapo_batch_capacity_groups"), "B")),
         lines_over=("B",)),
     Panel(title="Groups trained per minute", axis="groups/min", help="By origin.", stack=True, lowest=0, queries=(
         Query(per_minute("bapo_batch_trained_groups_total", "origin"), "{{origin}}"),)),
     Panel(title="Groups filtered out per minute", axis="groups/min",
-          help="Fresh groups that trained in no batch, by reason.", stack=True, lowest=0,
+          help="Fresh groups that were not trained, by reason.", stack=True, lowest=0,
           queries=(Query(per_minute("bapo_batch_filtered_groups_total", "reason") + " > 0", "{{reason}}"),)),
-    Panel(title="Batch fill ratio", help="The paper has 0.7 to 1.", unit="percentunit", lowest=0, highest=1,
+    Panel(title="Batch fill ratio", help="0.7 to 1 in the paper.", unit="percentunit", lowest=0, highest=1,
           width=24, height=5, queries=(Query(newest("bapo_batch_fill_ratio"), "{{run}}"),)),
 ))  # fmt: skip
 
@@ -102,15 +102,15 @@ BUFFERS = Row("Buffers", (
 
 DIFFICULTY = Row("Difficulty", (
     Panel(title="Fresh groups by correct responses", axis="groups",
-          help="Correct responses of G, in the last step.", stack=True,
+          help="Correct responses out of G, in the last step.", stack=True,
           lowest=0, queries=(
         Query('max by (bin) (bapo_group_accuracy_groups{purpose="fresh"})', "{{bin}} correct"),)),
-    Panel(title="Thresholds and r_tot", help="c1, and the window c2 to c3 of eq. 8 that follows r_tot.",
+    Panel(title="Thresholds and r_tot", help="c1, and the window c2 to c3, which follows r_tot (eq. 8).",
           unit="percentunit", lowest=0, highest=1, queries=(
         Query(newest("bapo_threshold_ratio", "name"), "{{name}}"),
         Query(newest("bapo_reward_global_mean_ratio"), "r_tot"))),
     Panel(title="Unsolved and newly solved prompts", axis="prompts",
-          help="Without a correct response so far; with their first one after "
+          help="Without a correct response yet; with their first one after "
           "an all-incorrect group.", lowest=0, queries=(
         Query(newest("bapo_prompts_unsolved"), "unsolved"),
         Query("sum by (purpose) (bapo_prompts_rescued_total)", "newly solved, {{purpose}}"))),
@@ -125,7 +125,7 @@ DIFFICULTY = Row("Difficulty", (
         Query('histogram_quantile(0.95, sum by (le) (rate(bapo_rollout_response_tokens_bucket{purpose="fresh"}[5m])))',
               "95 %"))),
     Panel(title="Truncated responses per minute", axis="responses/min",
-          help="Responses that the length limit ended.", lowest=0, queries=(
+          help="Responses truncated at the length limit.", lowest=0, queries=(
         Query(per_minute("bapo_rollout_truncated_total", "purpose"), "{{purpose}}"),)),
 ))  # fmt: skip
 
@@ -135,7 +135,7 @@ REEVALUATION = Row("Re-evaluation", (
           lowest=0, queries=(
         Query(per_minute("bapo_reevaluation_prompts_total", "outcome") + " > 0", "{{outcome}}"),)),
     Panel(title="Duration of a re-evaluation round",
-          help="From its issue to its last answer: mean.", unit="s", lowest=0, queries=(
+          help="Mean time from request to last result.", unit="s", lowest=0, queries=(
         Query("sum by (run) (rate(bapo_reevaluation_duration_seconds_sum[5m])) "
               "/ sum by (run) (rate(bapo_reevaluation_duration_seconds_count[5m]))", "mean"),)),
     Panel(title="Cost of re-evaluation", help="Share of all tokens sampled for training.",
@@ -143,36 +143,36 @@ REEVALUATION = Row("Re-evaluation", (
         Query('sum by (run) (rate(bapo_rollout_tokens_total{purpose="reevaluate"}[5m])) '
               '/ sum by (run) (rate(bapo_rollout_tokens_total{purpose=~"fresh|reevaluate"}[5m]))', "{{run}}"),)),
     Panel(title="Re-evaluation rounds", axis="rounds",
-          help="So far; empty: B_bad had no prompt.", lowest=0, width=12, queries=(
+          help="Total; empty: B_bad had no prompt.", lowest=0, width=12, queries=(
         Query("sum by (outcome) (bapo_reevaluation_rounds_total)", "{{outcome}}"),)),
     Panel(title="Lag of re-evaluation", axis="steps",
-          help="Steps since the oldest unanswered round.", lowest=0, soft_highest=5, width=12, queries=(
+          help="Steps since the oldest pending round.", lowest=0, soft_highest=5, width=12, queries=(
         Query(newest("bapo_reevaluation_lag_steps"), "{{run}}"),)),
 ))  # fmt: skip
 
 OFF_POLICYNESS = Row("Off-policy drift", (
-    Panel(kind="heatmap", title="Staleness", help="Step minus policy version of the groups that train.",
+    Panel(kind="heatmap", title="Staleness", help="Step minus policy version of the trained groups.",
           queries=(Query(buckets("bapo_learner_staleness_steps"), "{{le}}"),)),
     Panel(title="Maximum staleness of the batch", axis="steps",
           help="In steps. X1: at most v - 1 + max_steps_ahead.", lowest=0,
           soft_highest=5, lines_over=("limit of x1",), queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
-    Panel(kind="heatmap", title="Importance ratio", help="pi_theta_t / alpha of a sample of tokens of each step.",
+    Panel(kind="heatmap", title="Importance ratio", help="pi_theta_t / alpha for a sample of each step's tokens.",
           queries=(Query(buckets("bapo_learner_importance_ratio"), "{{le}}"),)),
-    Panel(title="Total variation", help="Of pi_theta_t and alpha, per token.", unit="percentunit", lowest=0, queries=(
+    Panel(title="Total variation", help="pi_theta_t against alpha, per token.", unit="percentunit", lowest=0, queries=(
         Query('max by (origin) (bapo_learner_tv_distance_ratio{kind="token"})', "{{origin}}"),)),
     Panel(title="Theorem 3.2: bound", axis="reward", help="Estimated improvement; vacuous at or below 0.", queries=(
         Query("max by (origin, form) (bapo_learner_improvement_bound)", "{{origin}} {{form}}"),)),
     Panel(title="Theorem 3.2: penalties", axis="reward",
-          help="K times total variation, and total variation.", queries=(
+          help="K times total variation, and total variation itself.", queries=(
         Query("max by (origin, of) (bapo_learner_improvement_penalty)", "{{origin}} {{of}}"),)),
     Panel(title="Effective sample size", help="As a share of the responses.", unit="percentunit", lowest=0,
           highest=1, queries=(Query('max by (origin) (bapo_learner_ess_ratio{level="sequence"})', "{{origin}}"),)),
     Panel(title="KL to alpha", axis="nats per response", help="Per response.", unit="short", lowest=0, queries=(
         Query("max by (origin, direction) (bapo_learner_kl_nats)", "{{origin}} {{direction}}"),)),
     Panel(title="Engine and learner mismatch", axis="nats per token",
-          help="KL per token under the same weights: only groups without staleness.",
+          help="KL per token, same weights: only groups with staleness 0.",
           lowest=0, queries=(Query("max by (run) (bapo_learner_mismatch_kl_nats)", "{{run}}"),)),
     Panel(title="Largest ratio of a token", axis="ratio", help="pi_theta_t / alpha.", width=12, lowest=0, queries=(
         Query("max by (origin) (bapo_learner_importance_ratio_max)", "{{origin}}"),)),
@@ -188,22 +188,22 @@ OPTIMISATION = Row("Optimization", (
         Query(newest("bapo_learner_grad_norm"), "{{run}}"),)),
     Panel(title="Entropy", axis="nats per token", help="Mean over tokens, nats.", lowest=0, queries=(
         Query(newest("bapo_learner_entropy_nats"), "{{run}}"),)),
-    Panel(title="Clipped tokens", help="Share of the tokens that were computed.", unit="percentunit", lowest=0,
+    Panel(title="Clipped tokens", help="Share of trained tokens that were clipped.", unit="percentunit", lowest=0,
           queries=(Query(newest("bapo_learner_clip_ratio"), "{{run}}"),)),
     Panel(title="KL of the loss", axis="nats per token",
-          help="Per token, to what the KL term is anchored to.", queries=(
+          help="Per token, to the reference policy of the KL term.", queries=(
         Query(newest("bapo_learner_kl_penalty_nats"), "{{run}}"),)),
-    Panel(title="Learning rate", axis="learning rate", help="Of the step.", unit="sci", lowest=0, queries=(
+    Panel(title="Learning rate", axis="learning rate", help="At each step.", unit="sci", lowest=0, queries=(
         Query(newest("bapo_learner_learning_rate"), "{{run}}"),)),
 ))  # fmt: skip
 
 EVALUATION = Row("Evaluation", (
     Panel(title="Held-out accuracy", help="Mean reward of each split.", unit="percentunit", lowest=0, queries=(
         Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
-    Panel(title="pass@k", help="Prompts with a correct response among k.", unit="percentunit", lowest=0, queries=(
+    Panel(title="pass@k", help="Prompts with a correct response in k.", unit="percentunit", lowest=0, queries=(
         Query(newest("bapo_eval_passk_ratio", "split", "k"), "{{split}} pass@{{k}}"),)),
     Panel(title="Evaluated version", axis="policy version",
-          help="Policy version of the newest measurement.", queries=(
+          help="Policy version of the latest evaluation.", queries=(
         Query(newest("bapo_eval_policy_version", "split"), "{{split}}"),)),
 ))  # fmt: skip
 
@@ -225,16 +225,16 @@ WAITS = Row("Bottleneck", (
     Panel(title="Requests", axis="requests",
           help="queued: workers are busy; leased: they are being sampled.", lowest=0,
           queries=(Query(newest("bapo_buffer_requests", "purpose", "state"), "{{purpose}} {{state}}"),)),
-    Panel(title="Time without progress", help="Seconds without any progress of the run.", unit="s", lowest=0,
+    Panel(title="Time without progress", help="Seconds since the run last made progress.", unit="s", lowest=0,
           soft_highest=60, queries=(Query(newest("bapo_stalled_seconds"), "{{run}}"),)),
 ))  # fmt: skip
 
 WORKERS = Row("Rollout workers", (
     Panel(title="Policy version per worker", axis="policy version",
-          help="Compared with the version that the learner published last.", queries=(
+          help="Compared with the learner's latest version.", queries=(
         Query("max by (worker) (bapo_rollout_policy_version)", "{{worker}}"),
         Query(newest("bapo_learner_policy_version"), "published"))),
-    Panel(title="Groups in flight", axis="groups", help="Being sampled or graded.", lowest=0, queries=(
+    Panel(title="Groups in flight", axis="groups", help="Groups being sampled or graded.", lowest=0, queries=(
         Query("max by (worker) (bapo_rollout_inflight_groups)", "{{worker}}"),)),
     Panel(title="Tokens per second per worker", axis="tokens/s", help="Over 10 s.", lowest=0, stack=True, queries=(
         Query("max by (worker) (bapo_rollout_worker_tokens_per_second)", "{{worker}}"),)),
@@ -244,59 +244,59 @@ WORKERS = Row("Rollout workers", (
           queries=tuple(Query(
         f"histogram_quantile({share}, sum by (le, purpose) (rate(bapo_rollout_group_seconds_bucket[5m])))",
         f"{{{{purpose}}}} {word}") for share, word in ((0.5, "median"), (0.95, "95 %")))),
-    Panel(title="Groups per minute", axis="groups/min", help="By the buffer's answer.", lowest=0, queries=(
+    Panel(title="Groups per minute", axis="groups/min", help="By result of the push.", lowest=0, queries=(
         Query(per_minute("bapo_rollout_groups_total", "purpose", "outcome"), "{{purpose}} {{outcome}}"),)),
     Panel(title="Responses in the engine", axis="responses",
           help="running: in the current batch; waiting: no room in the cache.",
           lowest=0, width=12, queries=(
         Query("max by (worker, state) (bapo_rollout_engine_responses)", "{{worker}} {{state}}"),)),
-    Panel(title="KV cache usage", help="Near 1 with responses that wait: fewer of them fit than "
+    Panel(title="KV cache usage", help="Near 1 with waiting responses: fewer fit than "
           "max_groups_in_flight allows.", unit="percentunit", lowest=0, highest=1, width=12, queries=(
         Query("max by (worker) (bapo_rollout_engine_kv_cache_ratio)", "{{worker}}"),)),
-    Panel(kind="state-timeline", title="Workers sampling", help="Of each worker, over time.", width=12, height=5,
+    Panel(kind="state-timeline", title="Workers sampling", help="State of each worker over time.", width=12, height=5,
           states=("not sampling", "sampling"), queries=(
         Query("max by (worker) (bapo_rollout_worker_up)", "{{worker}}"),)),
-    Panel(title="Worker restarts", axis="restarts", help="So far.", lowest=0, width=12, height=5, queries=(
+    Panel(title="Worker restarts", axis="restarts", help="Total.", lowest=0, width=12, height=5, queries=(
         Query("sum by (run) (bapo_rollout_worker_restarts_total)", "{{run}}"),)),
 ))  # fmt: skip
 
 AUTOSCALING = Row("Autoscaling", tuple(replace(panel, without_data="autoscaling.actuator is off") for panel in (
     Panel(title="Workers: desired, needed, ready", axis="workers",
-          help="What the rule wants, what the rates ask for, what there is.",
+          help="Target, number implied by the rates, and actual number.",
           lowest=0, queries=(
         Query("max by (run) (bapo_rollout_desired_workers)", "desired"),
         Query("max by (run) (bapo_rollout_needed_workers)", "needed"),
         Query('sum by (run) (bapo_rollout_workers{state="ready"})', "ready"))),
-    Panel(kind="state-timeline", title="Scaling reason", help="The rule's reason at each moment.",
+    Panel(kind="state-timeline", title="Scaling reason", help="Reason for the current target.",
           state_colors=("transparent", "blue"), queries=(
         Query("max by (reason) (bapo_rollout_scaling_reason)", "{{reason}}"),)),
-    Panel(title="Idle shares", help="learner: time without a batch; workers: share of their room that is empty.",
+    Panel(title="Idle shares", help="learner: time without a batch; workers: share of unused capacity.",
           unit="percentunit", lowest=0, highest=1, queries=(
         Query("max by (run) (bapo_rollout_learner_wait_ratio)", "learner"),
         Query("max by (run) (bapo_rollout_idle_ratio)", "workers"))),
     Panel(title="Fresh groups per second", axis="groups/s",
-          help="Taken by a learner that does not wait; made by one busy worker.",
+          help="Consumed by a learner that never waits; produced by one busy worker.",
           lowest=0, queries=(
         Query("max by (run) (bapo_rollout_consume_rate)", "learner"),
         Query("max by (run) (bapo_rollout_produce_rate)", "one worker"))),
     Panel(title="Batches ready", axis="batches",
-          help="Fresh groups that wait for the learner, over B.", lowest=0, queries=(
+          help="Fresh groups waiting for the learner, divided by B.", lowest=0, queries=(
         Query("max by (run) (bapo_rollout_ready_batches)", "{{run}}"),)),
     Panel(title="Worker lag", axis="steps",
-          help="Versions that the oldest ready worker lags, and the share of pushes dropped as stale.",
+          help="Versions by which the oldest ready worker lags, and the share of pushes dropped as stale.",
           lowest=0, soft_highest=5, queries=(
         Query("max by (run) (bapo_rollout_version_lag_steps)", "lag in steps"),
         Query("max by (run) (bapo_rollout_stale_ratio)", "share dropped as stale"))),
 )))  # fmt: skip
 
 WEIGHTS = Row("Weight updates", (
-    Panel(title="Duration by phase", help="gather, write, send by the learner; fleet: all workers, of send.", unit="s",
+    Panel(title="Duration by phase", help="gather, write, send: learner; fleet: all workers, part of send.", unit="s",
           lowest=0, queries=(Query("sum by (phase) (rate(bapo_sync_duration_seconds_sum[5m])) "
                                    "/ sum by (phase) (rate(bapo_sync_duration_seconds_count[5m]))", "{{phase}}"),)),
-    Panel(title="Bytes per second", help="Weights that workers loaded.", unit="Bps", lowest=0, queries=(
+    Panel(title="Bytes per second", help="Weights loaded by workers.", unit="Bps", lowest=0, queries=(
         Query("sum by (run) (rate(bapo_sync_bytes_total[$__rate_interval]))", "{{run}}"),)),
     Panel(title="Failures", axis="failed updates",
-          help="Workers that failed to load an update, so far: each is replaced.", lowest=0, queries=(
+          help="Total of workers that failed to load an update; each is replaced.", lowest=0, queries=(
         Query("sum by (run) (bapo_sync_failures_total)", "{{run}}"),)),
 ))  # fmt: skip
 
@@ -308,7 +308,7 @@ VERIFIERS = Row("Reward functions", (
     Panel(title="Seconds per group", help="Median and 95th percentile.", unit="s", lowest=0, queries=tuple(Query(
         f"histogram_quantile({share}, sum by (le, task) (rate(bapo_verifier_seconds_bucket[5m])))",
         f"{{{{task}}}} {word}") for share, word in ((0.5, "median"), (0.95, "95 %")))),
-    Panel(title="Failed groups", axis="groups", help="So far, by reason; each is sampled again up to a limit.",
+    Panel(title="Failed groups", axis="groups", help="Total by reason; each is resampled up to a limit.",
           lowest=0, queries=(
         Query('sum by (reason) (bapo_buffer_failed_groups_total) or label_replace(vector(0), "reason", "none", "", "")',
               "{{reason}}"),)),
@@ -319,12 +319,12 @@ BUFFER = Row("Buffer API and Redis", (
         Query("sum by (operation) (rate(bapo_buffer_operation_seconds_count[$__rate_interval])) > 0",
               "{{operation}}"),)),
     Panel(title="95th percentile of a call",
-          help="By operation; calls that wait on purpose are excluded.", unit="s", lowest=0,
+          help="By operation, without long-polling calls.", unit="s", lowest=0,
           queries=(Query("histogram_quantile(0.95, sum by (operation, le) "
                          "(rate(bapo_buffer_operation_seconds_bucket[5m]))) > 0", "{{operation}}"),)),
     Panel(title="Pushed groups per minute", axis="groups/min", help="By result.", lowest=0, queries=(
         Query(per_minute("bapo_buffer_ingested_groups_total", "result"), "{{result}}"),)),
-    Panel(title="Redis memory", help="Of the whole Redis, and of the groups in it.", unit="bytes", lowest=0, queries=(
+    Panel(title="Redis memory", help="Redis in total, and the groups in it.", unit="bytes", lowest=0, queries=(
         Query(newest("bapo_buffer_redis_memory_bytes"), "used"),
         Query(newest("bapo_buffer_redis_memory_limit_bytes"), "maxmemory"),
         Query(newest("bapo_buffer_bytes"), "groups"))),
@@ -333,23 +333,23 @@ BUFFER = Row("Buffer API and Redis", (
         Query("min by (run) (bapo_buffer_redis_up)", "reachable"),
         Query("min by (run) (bapo_buffer_redis_persistent)", "persistent"))),
     Panel(title="Errors", axis="errors",
-          help="Redis calls that failed, and requests that were refused, so far.", lowest=0, queries=(
+          help="Total of failed Redis calls and rejected requests.", lowest=0, queries=(
         Query("sum by (run) (bapo_buffer_redis_errors_total)", "redis"),
         Query("sum by (reason) (bapo_refused_requests_total) > 0", "refused: {{reason}}"))),
 ))  # fmt: skip
 
 PROCESSES = Row("Processes", (
-    Panel(kind="state-timeline", title="Processes up", help="Prometheus reaches /metrics of every instance.",
+    Panel(kind="state-timeline", title="Processes up", help="Whether Prometheus can scrape each instance.",
           states=("down", "up"), queries=(
         Query(PROCESSES_UP, "{{process}}"),)),
-    Panel(title="Memory", help="Resident, of each process; workers are processes of their own.", unit="bytes",
+    Panel(title="Memory", help="Resident memory per process; workers are separate processes.", unit="bytes",
           lowest=0, queries=(
         Query("max by (process) (process_resident_memory_bytes)", "{{process}}"),
         Query("max by (worker) (bapo_rollout_worker_memory_bytes)", "{{worker}}"),
         Query("max by (kind) (bapo_learner_peak_memory_bytes)", "learner, peak {{kind}}"))),
-    Panel(title="CPU", axis="cores", help="Cores that each process uses; workers are not in it.", lowest=0, queries=(
+    Panel(title="CPU", axis="cores", help="Cores used by each process, without workers.", lowest=0, queries=(
         Query("max by (process) (rate(process_cpu_seconds_total[1m]))", "{{process}}"),)),
-    Panel(kind="table", title="Versions", help="What each process runs.", width=24, height=6, queries=(
+    Panel(kind="table", title="Versions", help="BAPO version of each process.", width=24, height=6, queries=(
         Query("max by (run, process, version, commit) (bapo_build_info)"),)),
 ))  # fmt: skip
 
@@ -380,9 +380,9 @@ BUSY = 'scalar(sum(avg_over_time(bapo_rollout_workers{state="ready"}[5m])))'
 SHARE = "sum by (purpose) (rate(bapo_rollout_tokens_total[5m])) / scalar(sum(rate(bapo_rollout_tokens_total[5m])))"
 
 SAMPLED = Row("Sampled", (
-    Panel(title="Tokens sampled", axis="tokens", help="So far, by purpose.", stack=True, lowest=0, queries=(
+    Panel(title="Tokens sampled", axis="tokens", help="Total by purpose.", stack=True, lowest=0, queries=(
         Query(TOKENS, "{{purpose}}"),)),
-    Panel(title="Tokens per second", axis="tokens/s", help="All workers together.", stack=True, lowest=0, queries=(
+    Panel(title="Tokens per second", axis="tokens/s", help="Sum over workers.", stack=True, lowest=0, queries=(
         Query("sum by (purpose) (rate(bapo_rollout_tokens_total[$__rate_interval]))", "{{purpose}}"),)),
     Panel(title="Workers by purpose", axis="workers", help="Ready workers, divided by the tokens that they sample: "
           "its area is worker-seconds (GPU-seconds where a worker has a GPU).", stack=True, lowest=0, queries=(
@@ -391,15 +391,15 @@ SAMPLED = Row("Sampled", (
 
 BECAME = Row("Outcome", (
     Panel(title="Tokens by use", axis="tokens",
-          help="Groups that an assembly read: trained, filtered out, or stale.", stack=True,
+          help="Groups read by batch assembly: trained, filtered out, or stale.", stack=True,
           lowest=0, width=12, queries=(
         Query("sum by (purpose, use) (bapo_ledger_tokens_total)", "{{purpose}} {{use}}"),)),
-    Panel(title="Share that trained", help="Of the tokens of all groups that assemblies read.",
+    Panel(title="Share that trained", help="As a share of the tokens of all groups read by batch assembly.",
           unit="percentunit", lowest=0, highest=1, width=12, queries=(
         Query('sum by (run) (bapo_ledger_tokens_total{use="trained"}) / sum by (run) (bapo_ledger_tokens_total)',
               "{{run}}"),)),
     Panel(title="Cumulative rollouts", axis="responses",
-          help="Responses for training (the paper's figure 9).", stack=True, lowest=0,
+          help="Responses sampled for training (the paper's figure 9).", stack=True, lowest=0,
           width=12, queries=(Query("sum by (purpose) (bapo_ledger_responses_total)", "{{purpose}}"),)),
     Panel(title="Sampled and not yet read", axis="tokens",
           help="Tokens in the buffer, on their way, or lost with a worker, a "
@@ -410,10 +410,10 @@ BECAME = Row("Outcome", (
 
 TRAINED = Row("Trained", (
     Panel(title="Tokens trained per second", axis="tokens/s",
-          help="Reused groups count each time.", lowest=0, width=12, queries=(
+          help="Reused groups are counted each time.", lowest=0, width=12, queries=(
         Query("sum by (run) (rate(bapo_learner_tokens_total[$__rate_interval]))", "{{run}}"),)),
     Panel(title="Trained per sampled token", axis="ratio",
-          help="Above 1: reuse trains more than what is sampled.", lowest=0,
+          help="Above 1: more tokens are trained than sampled, because of reuse.", lowest=0,
           width=12, queries=(
         Query('sum by (run) (bapo_learner_tokens_total) '
               '/ sum by (run) (bapo_rollout_tokens_total{purpose!="evaluate"})', "{{run}}"),)),
@@ -421,14 +421,14 @@ TRAINED = Row("Trained", (
 
 ASKED = Row("Requested", (
     Panel(title="Requests per minute", axis="requests/min",
-          help="Issued by the scheduler.", lowest=0, width=24, height=6,
+          help="Created by the scheduler.", lowest=0, width=24, height=6,
           queries=(Query(per_minute("bapo_scheduler_requests_total", "purpose"), "{{purpose}}"),)),
 ))  # fmt: skip
 
 LEDGER = Dashboard(
     uid="bapo-ledger",
     title="BAPO / Compute ledger",
-    help="Cost of sampling by purpose, and its use. Counters begin at 0 when a process restarts. "
+    help="Sampling cost by purpose, and how it was used. Counters reset when a process restarts. "
     "Generated: python -m deploy.monitoring",
     rows=first_open(SAMPLED, BECAME, TRAINED, ASKED),
     links=links_to("Run", "System"),

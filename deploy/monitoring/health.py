@@ -1,4 +1,4 @@
-"""BAPO / Health: twelve panels that say whether a run learns and what holds it up; and BAPO / Runbook, what to do.
+"""BAPO / Health: twelve panels that show whether a run learns and what blocks it; and BAPO / Runbook, what to do.
 
 The panels of every dashboard link to the runbook's entries of the alerts that read the same series.
 """
@@ -16,13 +16,13 @@ from deploy.monitoring.grafana import Dashboard, Panel, Query, Row
 RUNBOOK_HEIGHT = 5
 
 LEARNING = Row("Learning", (
-    Panel(title="Mean reward (r_tot)", help="Of all fresh responses of a step.", unit="percentunit", lowest=0, width=6,
+    Panel(title="Mean reward (r_tot)", help="Over a step's fresh responses.", unit="percentunit", lowest=0, width=6,
           queries=(Query(newest("bapo_reward_global_mean_ratio"), "{{run}}"),)),
     Panel(title="Held-out accuracy", help="Mean reward of each split; step 0 is the base model.", unit="percentunit",
           lowest=0, width=6, queries=(Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
-    Panel(title="Entropy", help="Mean over tokens. A fast fall towards 0: responses become alike.", lowest=0,
+    Panel(title="Entropy", help="Mean over tokens. A fast drop towards 0: responses are losing diversity.", lowest=0,
           width=6, axis="nats per token", queries=(Query(newest("bapo_learner_entropy_nats"), "{{run}}"),)),
-    Panel(title="Batch composition", help="X1 fresh, X2 re-evaluated, X3 reused, under the capacity B.", stack=True,
+    Panel(title="Batch composition", help="X1 fresh, X2 re-evaluated, X3 reused; B is the capacity.", stack=True,
           lowest=0, width=6, axis="groups", lines_over=("B",), queries=(
         Query(newest("bapo_batch_groups", "origin"), "{{origin}}"), Query(newest("bapo_batch_capacity_groups"), "B"))),
 ))  # fmt: skip
@@ -42,12 +42,12 @@ THROUGHPUT = Row("Throughput and bottleneck", (
           soft_highest=5, lines_over=("limit of x1",), axis="steps", queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
-    Panel(title="Time without progress", help="Seconds without any progress of the run.", unit="s", lowest=0, width=6,
+    Panel(title="Time without progress", help="Seconds since the run last made progress.", unit="s", lowest=0, width=6,
           soft_highest=60, queries=(Query(newest("bapo_stalled_seconds"), "{{run}}"),)),
 ))  # fmt: skip
 
 FAILURES = Row("Failures and limits", (
-    Panel(kind="state-timeline", title="Processes up", help="Prometheus reaches /metrics of every instance.", width=6,
+    Panel(kind="state-timeline", title="Processes up", help="Whether Prometheus can scrape each instance.", width=6,
           states=("down", "up"), queries=(Query(PROCESSES_UP, "{{process}}"),)),
     Panel(title="Failures per minute", help="Responses that were not graded, workers that restarted or failed to load "
           "new weights.", lowest=0, width=6, axis="per minute", queries=(
@@ -55,7 +55,7 @@ FAILURES = Row("Failures and limits", (
               "reward {{outcome}}"),
         Query(per_minute("bapo_rollout_worker_restarts_total"), "worker restarts"),
         Query(per_minute("bapo_sync_failures_total"), "failed weight updates"))),
-    Panel(title="Memory and disk used", help="Redis: share of maxmemory; from 95 % fresh groups are refused. Disk: of "
+    Panel(title="Memory and disk used", help="Redis: share of maxmemory; from 95 % fresh groups are rejected. Disk: of "
           "the run directory.", unit="percentunit", lowest=0, highest=1, width=6, queries=(
         Query(f"{newest('bapo_buffer_redis_memory_bytes')} / {newest('bapo_buffer_redis_memory_limit_bytes')}",
               "redis"),
@@ -65,7 +65,7 @@ FAILURES = Row("Failures and limits", (
 
 
 def watched(alert: Alert) -> str:
-    """The series that an alert is about: the first of its rule."""
+    """Series that an alert evaluates: the first in its rule."""
     return _series(alert.expr(Clock()))[0]
 
 

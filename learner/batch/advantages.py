@@ -1,9 +1,9 @@
-"""ADV: from the rewards of a batch to an advantage per response (docs/paper.md, Eq. 2).
+"""ADV: advantage per response from the rewards of a batch (docs/paper.md, Eq. 2).
 
-    stored rewards -> shaped (shaping) -> against the baseline of their group -> weights of origin and entry
-                   -> over the batch, where so configured
+    stored rewards -> shaped (shaping) -> minus the baseline of their group -> times weights of origin and entry
+                   -> normalized over the batch, if configured
 
-Where a critic is the baseline, `critic.py` does the rest.
+With a critic as the baseline, see `critic.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 
 def row_advantages(batch: Batch, config: Config) -> Float64s:
-    """[R] advantage of each response of the batch; 0 for entries of kind sft."""
+    """[R] advantage of each response; 0 for entries of kind sft."""
     settings = config.loss
     advantage_R = np.concatenate([_of_entry(entry, batch.step, config) for entry in batch.entries])
     if settings.advantage_batch_norm:
@@ -31,7 +31,7 @@ def row_advantages(batch: Batch, config: Config) -> Float64s:
 
 
 def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
-    """[G] rewards as the advantages see them: scaled, with the penalties and bonuses that are on."""
+    """[G] rewards used for advantages: scaled, with the configured penalties and bonuses."""
     settings, group = config.shaping, entry.group
     rewards = (group.rewards.astype(np.float64) + settings.shift) * settings.scale
     if settings.overlong_cache is not None:
@@ -49,14 +49,14 @@ def entry_factor(entry: BatchEntry, config: Config) -> float:
 
 
 def left_out(batch: Batch, config: Config) -> Bools:
-    """[R] responses that neither loss nor denominators see: truncated ones, under `shaping.overlong_filter`."""
+    """[R] responses excluded from loss and denominators: truncated ones, with `shaping.overlong_filter`."""
     outcomes_R = np.concatenate([entry.group.outcomes for entry in batch.entries])
     truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED)
     return truncated_R if config.shaping.overlong_filter else np.zeros_like(truncated_R)
 
 
 def of_kind_sft(batch: Batch) -> Bools:
-    """[R] responses that are trained by cross-entropy."""
+    """[R] responses trained with cross-entropy."""
     return np.repeat([entry.kind == "sft" for entry in batch.entries], [entry.group.size for entry in batch.entries])
 
 
@@ -64,7 +64,7 @@ def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
     if entry.kind == "sft":
         return np.zeros(entry.group.size)
     settings = config.loss
-    # A group that comes back whole (X3) is its own baseline: only rows joined to fresh ones make two pools.
+    # A whole reused group (X3) is its own baseline: only rows joined to fresh ones form two pools.
     fresh = ~(entry.replayed_rows | entry.expert_rows)
     rewards = shaped_rewards(entry, step, config)
     return entry_factor(entry, config) * pooled_advantages(

@@ -1,15 +1,15 @@
-"""Attention over packed sequences: the only place where padding exists.
+"""Attention over packed sequences: the only place with padding.
 
 Suffixes: N packed tokens, R rows (one sequence each), W width of a bucket, H heads, K key-value heads, D head size.
 
-Everything else of the model runs on the N real tokens. Here they are gathered into a few rectangles of similar length
-(buckets), causal attention runs on each, and the results are gathered back. A prompt token that all responses of a
-group share is packed once and gathered into each of their rows, so its own work (embedding, MLP, norms) is done once.
-Padding stands to the right of real tokens, so causality alone keeps it out; its outputs are dropped and its gradients
-are exactly zero.
+The rest of the model runs on the N real tokens. Here they are gathered into a few rectangles of similar length
+(buckets), causal attention runs on each, and the results are gathered back. A prompt token shared by the responses of
+a group is packed once and gathered into each of their rows, so its embedding, MLP and norms are computed once.
+Padding is on the right of real tokens, so causality masks it; its outputs are dropped and its gradients are exactly
+zero.
 
 Works for any transformers causal LM that calls the attention interface and encodes position by `position_ids`.
-Does not cover: sliding windows shorter than a sequence, attention sinks, soft-capped scores (refused, not ignored).
+Does not cover: sliding windows shorter than a sequence, attention sinks, soft-capped scores (rejected, not ignored).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from transformers import AttentionInterface
 from bapo.core.errors import ConfigError
 
 NAME = "packed"
-"""Under this name transformers finds `packed_attention`; no mask function has it, so transformers builds no mask."""
+"""Name registered in transformers; no mask function has this name, so transformers builds no mask."""
 
 NARROWEST = 0.8
-"""A row shorter than this share of its bucket's width opens the next bucket: at most a fifth of a row is padding."""
+"""A row shorter than this share of its bucket's width starts the next bucket: at most 20 % of a row is padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,18 +39,18 @@ class Bucket:
     """Rows of similar length."""
 
     tokens_RW: Tensor
-    """[R * W] int64: which packed token stands at each place; padding repeats token 0."""
+    """[R * W] int64: index of the packed token at each position; padding repeats token 0."""
     num_rows: int
     width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packing:
-    """How N packed tokens become rows, and how the results come back."""
+    """How N packed tokens are gathered into rows, and the results back."""
 
     buckets: tuple[Bucket, ...]
     places_N: Tensor
-    """[N] int64: place of each packed token in the concatenated buckets. A shared token has several; any is right."""
+    """[N] int64: position of each packed token in the concatenated buckets; any one of several for a shared token."""
     longest: int
     """Tokens of the longest row."""
 
@@ -59,7 +59,7 @@ def pack_rows(rows: Sequence[NDArray[np.int64]], num_tokens: int, device: torch.
     """Plan attention for sequences given as indices into N packed tokens.
 
     Args:
-        rows: per sequence the packed tokens that it consists of, in order; together they name every token.
+        rows: per sequence the indices of its packed tokens, in order; together they cover every token.
     """
     order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
     buckets, places_N, start = [], np.empty(num_tokens, dtype=np.int64), 0
@@ -93,7 +93,7 @@ def packed_attention(
     """Causal attention within each row (signature of a transformers attention function).
 
     Args:
-        query: [1, H, N, D]; key, value: [1, K, N, D], rotated already.
+        query: [1, H, N, D]; key, value: [1, K, N, D], with rotary embeddings applied.
     Returns: [1, N, H, D] and no attention weights.
     Raises: ConfigError for a model whose attention is not plain causal attention.
     """
@@ -120,7 +120,7 @@ def _refuse_other_attention(attention_mask: Tensor | None, packing: Packing, opt
     window = options.get("sliding_window")
     if window is not None and window < packing.longest:
         raise ConfigError(
-            f"the model attends within a sliding window of {window} tokens but a sequence has {packing.longest}; "
+            f"the model uses a sliding window of {window} tokens but a sequence has {packing.longest}; "
             "lower rollout.max_prompt_tokens + rollout.max_response_tokens or choose another model.path"
         )
     for name in ("softcap", "s_aux", "position_bias"):

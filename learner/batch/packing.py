@@ -1,8 +1,8 @@
-"""From the batch D_t to packed micro-batches (docs/paper.md, Algorithm 1 line 18).
+"""Pack the batch D_t into micro-batches (docs/paper.md, Algorithm 1 line 18).
 
     Batch --columns_of--> Columns --deal--> each rank's share --cut--> pieces --build--> MicroBatch (tensors)
 
-Suffixes: E groups of the batch, R responses, M response tokens (what is trained), N packed tokens (what is computed).
+Suffixes: E groups of the batch, R responses, M response tokens (trained), N packed tokens (computed).
 
 Nothing is padded. A prompt is packed once per micro-batch for all responses of its group that are in it, and the last
 token of a response is not packed, because nothing is predicted from it. Neither cutting nor dealing changes the loss:
@@ -35,14 +35,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """A batch as columns: its responses one after the other, in the order of its groups."""
+    """A batch as columns: responses concatenated in group order."""
 
     prompts_E: tuple[Int64s, ...]
     """[P] token ids of each group's prompt."""
     group_R: Int64s
-    """Which group a response belongs to."""
+    """Group index of each response."""
     starts_R: Int64s
-    """[R + 1] where each response begins in the token columns; the last entry is M."""
+    """[R + 1] start of each response in the token columns; the last entry is M."""
     lengths_R: Int64s
     """Tokens per response."""
     token_ids_M: Int64s
@@ -51,13 +51,13 @@ class Columns:
     advantage_R: Float32s
     """A_j of eq. 2, times the weights of the entry and of its origin; 0 for an entry of kind sft."""
     replayed_R: Bools
-    """Sampled for an earlier batch."""
+    """Whether the response was sampled for an earlier batch."""
     expert_R: Bools
-    """Not sampled: a solution of the task, with rollout log-probs 0."""
+    """Whether it is an expert solution (not sampled, rollout log-probs 0)."""
     sft_R: Bools
-    """Trained by cross-entropy instead of the surrogate."""
+    """Whether it is trained with cross-entropy instead of the surrogate."""
     left_out_R: Bools
-    """In no loss and in no denominator."""
+    """Excluded from loss and denominators."""
 
     def responses_of(self, groups: Sequence[int]) -> Int64s:
         """Indices of the responses of these groups."""
@@ -66,7 +66,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """What one forward and backward pass sees."""
+    """Input of one forward and backward pass."""
 
     token_ids_N: Tensor
     """[N] int64."""
@@ -78,9 +78,9 @@ class MicroBatch:
     target_M: Tensor
     """[M] int64: the response token."""
     slot_M: Tensor
-    """[M] int64: where the response token stands in the batch's columns."""
+    """[M] int64: position of the response token in the batch's columns."""
     rows: Rows
-    """Which response of this micro-batch each response token belongs to."""
+    """Response of this micro-batch that each response token belongs to."""
 
     @property
     def num_tokens(self) -> int:
@@ -90,16 +90,16 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Responses of one group that go into the same micro-batch, with their prompt once."""
+    """Responses of one group in the same micro-batch; their prompt is packed once."""
 
     group: int
     responses: tuple[int, ...]
 
 
 def columns_of(batch: Batch, config: Config) -> Columns:
-    """The batch as columns, with its advantages (eq. 2), each from its own group's rewards.
+    """Convert a batch to columns, with advantages (eq. 2).
 
-    Raises: ContractError for a group without prompt tokens: nothing could predict its first token.
+    Raises: ContractError for a group without prompt tokens: its first token cannot be predicted.
     """
     groups = [entry.group for entry in batch.entries]
     for group in groups:
@@ -122,13 +122,13 @@ def columns_of(batch: Batch, config: Config) -> Columns:
 
 
 def token_spans(batch: Batch) -> list[slice]:
-    """Where the tokens of each entry stand in the batch's columns."""
+    """Slice of each entry's tokens in the batch's columns."""
     ends = np.cumsum([0, *(len(entry.group.token_ids) for entry in batch.entries)]).tolist()
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """Groups of each optimizer step: shuffled, then cut near-equally (docs/paper.md, Decisions)."""
+    """Groups of each optimizer step: shuffled, then split near-equally (docs/paper.md, Decisions)."""
     order = list(range(num_groups))
     rng_for(seed, step, f"minibatches/{epoch}").shuffle(order)
     ends = list(accumulate(near_equal_split(num_groups, minibatch_size)))
@@ -138,11 +138,11 @@ def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, e
 def microbatches_of(
     columns: Columns, responses: Int64s, *, budget: int, rank: int, num_ranks: int, device: torch.device
 ) -> Iterator[MicroBatch]:
-    """This rank's share of some responses, cut by a budget of packed tokens.
+    """This rank's share of some responses, split by a budget of packed tokens.
 
-    Every rank computes the shares of all ranks, so that all run equally many micro-batches: FSDP's collectives need
-    it. A rank with less work runs micro-batches of one token and no response. There is always at least one, so that
-    every parameter gets a gradient.
+    Every rank computes the shares of all ranks, so that all run the same number of micro-batches, as FSDP's
+    collectives require. A rank with less work runs micro-batches of one token and no response. There is always at
+    least one, so that every parameter gets a gradient.
     """
     shares = [cut(columns, share, budget) for share in deal(columns, responses, num_ranks)]
     longest = max(1, *(len(share) for share in shares))
@@ -151,7 +151,7 @@ def microbatches_of(
 
 
 def deal(columns: Columns, responses: Int64s, num_ranks: int) -> list[list[Piece]]:
-    """Whole groups for each rank: largest first, each to the rank with the fewest tokens so far."""
+    """Assign whole groups to ranks: largest first, each to the rank with the fewest tokens so far."""
     lengths_R = columns.lengths_R
     members: dict[int, list[int]] = {}
     for response in responses.tolist():
@@ -168,9 +168,9 @@ def deal(columns: Columns, responses: Int64s, num_ranks: int) -> list[list[Piece
 
 
 def cut(columns: Columns, share: Sequence[Piece], budget: int) -> list[list[Piece]]:
-    """Micro-batches of at most `budget` packed tokens; a group that does not fit is split, with its prompt repeated.
+    """Micro-batches of at most `budget` packed tokens; a group that does not fit is split, repeating its prompt.
 
-    One response longer than the budget gets a micro-batch of its own (the configuration refuses that case).
+    A response longer than the budget gets its own micro-batch (the config rejects that case).
     """
     lengths_R = columns.lengths_R
     cuts: list[list[Piece]] = []
@@ -225,7 +225,7 @@ def build(columns: Columns, pieces: Sequence[Piece], device: torch.device) -> Mi
 
 
 def rows_of(lengths_R: Int64s, device: torch.device) -> Rows:
-    """Responses of these lengths, one after the other."""
+    """Rows of concatenated responses of these lengths."""
     return Rows(index_M=_tensor(np.repeat(np.arange(len(lengths_R)), lengths_R), device), count=len(lengths_R))
 
 
@@ -246,18 +246,18 @@ def _tensor(array: NDArray[np.int64], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
 
 
-# How a batch is cut into mini-batches, one optimizer step each (docs/paper.md, Algorithm 1 line 18).
+# Splitting a batch into mini-batches, one optimizer step each (docs/paper.md, Algorithm 1 line 18).
 
 
 def near_equal_split(num_groups: int, minibatch_size: int) -> list[int]:
     """Sizes of the ceil(num_groups / minibatch_size) mini-batches; they differ by at most one, larger ones first.
 
-    Example: 179 groups by 64 -> [60, 60, 59], not [64, 64, 51]: every optimizer step weighs the same.
+    Example: 179 groups by 64 -> [60, 60, 59], not [64, 64, 51]: every optimizer step has the same weight.
     Returns: [] for an empty batch.
     Raises: ValueError for a negative batch or an empty mini-batch.
     """
     if num_groups < 0 or minibatch_size < 1:
-        raise ValueError(f"cannot cut {num_groups} groups into mini-batches of {minibatch_size}")
+        raise ValueError(f"cannot split {num_groups} groups into mini-batches of {minibatch_size}")
     if num_groups == 0:
         return []
     num_minibatches = -(-num_groups // minibatch_size)

@@ -1,6 +1,6 @@
-"""What /metrics of the learner says of one step: names and meanings are in `bapo.runtime.metrics.learner`.
+"""Gauges of the learner's /metrics for one step, declared in `bapo.runtime.metrics.learner`.
 
-A value that the step does not have (no group of that subset, no update) is NaN, not the last one that there was.
+A value that does not exist in a step (no group of that subset, no update) is NaN, not its last value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
 
 
 def show_run(telemetry: Telemetry, config: Config, run_path: Path) -> None:
-    """What does not change, and what is looked up at each scrape."""
+    """Set constant gauges, and those computed at each scrape."""
     telemetry.gauge("bapo_checkpoint_interval_steps").set(config.checkpoint.every)
     show_disk(telemetry, run_path)
     memory = telemetry.gauge("bapo_learner_peak_memory_bytes")
@@ -63,7 +63,7 @@ def show_run(telemetry: Telemetry, config: Config, run_path: Path) -> None:
 
 
 def show_checkpoint(telemetry: Telemetry, folder: Path, step: int) -> None:
-    """The newest checkpoint, which a learner that resumes did not write itself. `step`: 0 before the first."""
+    """Set the gauges of the latest checkpoint. `step`: 0 before the first."""
     telemetry.gauge("bapo_checkpoint_last_step").set(step)
     state = folder / f"step-{step:06d}" / "state.json"
     if state.exists():
@@ -81,14 +81,14 @@ def show(
 
     Args:
         row: of metrics.jsonl.
-        sync_seconds: of the phases of this step's weight update; empty when there was none.
+        sync_seconds: phases of this step's weight update; empty if there was none.
     """
     for name, key in OF_THE_ROW.items():
         telemetry.gauge(name).set(math.nan if row[key] is None else row[key])
     telemetry.counter("bapo_learner_steps_total").inc()
     telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
     for phase in PHASES:
-        if row[f"{phase}_s"]:  # a step without a sync did not sync in 0 s
+        if row[f"{phase}_s"]:  # 0 means that the step had no such phase
             telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
     for phase, seconds in sync_seconds.items():
         telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
@@ -99,7 +99,7 @@ def show(
 
 
 def show_staleness(telemetry: Telemetry, batch: Batch) -> None:
-    """How old the groups are that trained."""
+    """Observe the staleness of the trained groups."""
     for origin in Origin:
         found = staleness_of(batch, origin)
         histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
@@ -110,7 +110,7 @@ def show_staleness(telemetry: Telemetry, batch: Batch) -> None:
 
 
 def show_groups(telemetry: Telemetry, batch: Batch) -> None:
-    """Correct responses per group, of the groups sampled for this step; reused and stale ones are left out."""
+    """Observe correct responses per group sampled for this step, without reused and stale groups."""
     sizes = [len(result.rewards) for result in batch.results]
     found = Counter(
         (round(sum(result.rewards)), result.purpose.value)
@@ -124,7 +124,7 @@ def show_groups(telemetry: Telemetry, batch: Batch) -> None:
 
 
 def show_ratios(telemetry: Telemetry, diagnosis: Diagnosis) -> None:
-    """The token ratios that the theorem meter kept, and the KL of engine and learner under the same weights."""
+    """Observe the token ratios of the theorem meter, and the KL between engine and learner with the same weights."""
     totals = telemetry.totals("bapo_learner_importance_ratio")
     for origin, ratios in diagnosis.ratios.items():
         places = Counter(sum(ratio > bound for bound in RATIOS) for ratio in ratios)
@@ -137,10 +137,7 @@ def show_ratios(telemetry: Telemetry, diagnosis: Diagnosis) -> None:
 
 
 def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
-    """Set the gauges of the theorem meter, when the step was measured.
-
-    A subset that a measured step does not have is NaN, not its last value.
-    """
+    """Set the gauges of the theorem meter if the step was measured; subsets without groups become NaN."""
     if not row["divergences"]:
         return
     cells = {cell["origin"]: cell for cell in row["divergences"] if cell["policy"] == "theta_t" and cell["age"] is None}
@@ -158,11 +155,11 @@ def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
 
 
 class PromptsSeen:
-    """Which prompts of a run never had a correct response, and which have their first one now.
+    """Tracks which prompts of a run never had a correct response, and which have just been newly solved.
 
-    Held by rank 0, which sees every batch; after a resume it counts the records of the steps that stay once more. It
-    counts every first correct response after an all-incorrect first group, so also those of a prompt that was merely
-    sampled again: not a number to compare methods by.
+    Kept by rank 0, which sees every batch; rebuilt from the records after a resume. It counts every first correct
+    response after an all-incorrect first group, including prompts that were merely re-sampled: not suitable for
+    comparing methods.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -172,7 +169,7 @@ class PromptsSeen:
         self._unsolved: set[str] = set()
 
     def count(self, results: Iterable[GroupResult], *, is_new: bool = True) -> None:
-        """The groups of one step, in the order of its assembly. `is_new`: False for records of a step before."""
+        """Count the groups of one step, in assembly order. `is_new`: False for records of earlier steps."""
         for result in results:
             if max(result.rewards, default=0.0) <= 0.0:
                 if result.prompt_id not in self._solved:

@@ -1,8 +1,8 @@
-"""Off-policy alarm: one sentence when the policy is too far from those that sampled its batch: where, how far, remedy.
+"""Off-policy alarm: a warning when the policy has drifted too far from the behavior policies of its batch.
 
-The total variation per token says how far a step of the policy is from alpha's, whatever the length; the effective
-share of responses says how many of them still count once they are reweighted. Bounds over whole sequences are no
-alarm: long responses make them vacuous in a healthy run too.
+The total variation per token measures the drift from alpha independent of length; the effective sample size measures
+how many responses still count after reweighting. Bounds over whole sequences are not used: long responses make them
+vacuous in healthy runs, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from learner.diagnostics.theorem_meter import Cell
 log = logging.getLogger(__name__)
 
 MIN_RESPONSES = 16
-"""A cell with fewer is too small to warn of: one unusual response of 8 halves their effective share."""
+"""Minimum size of a cell: in a group of 8, a single outlier halves the effective sample size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class Alarm:
 
 
 def alarm_of(step: int, cells: Sequence[Cell], settings: DiagnosticsConfig) -> Alarm | None:
-    """The cell that is furthest beyond its limit; None when none is."""
+    """The cell furthest beyond its limit; None if all are within limits."""
     found = [excess for cell in cells if _counts(cell) for excess in _excesses(cell, settings)]
     if not found:
         return None
-    # An age says more than its whole subset, which is named when no single age is large enough.
+    # A single age is more specific than its subset, which is reported if no single age is large enough.
     _, _, cell, measure = max(found, key=lambda excess: excess[:2])
     return Alarm(step=step, origin=cell.origin, text=f"{_name(cell)}: {measure}; {_remedy(cell)}")
 
@@ -46,7 +46,7 @@ def _counts(cell: Cell) -> bool:
 
 
 def _excesses(cell: Cell, settings: DiagnosticsConfig) -> Iterator[tuple[bool, float, Cell, str]]:
-    """(whether it is one age, how many times beyond the limit, cell, what was measured)."""
+    """(whether it is a single age, ratio to the limit, cell, measurement)."""
     tv, ess = cell.means.tv_tok, cell.means.ess
     is_one_age = cell.age is not None
     if tv > settings.tv_warn:
@@ -71,15 +71,15 @@ def _remedy(cell: Cell) -> str:
 
 
 class AlarmLog:
-    """Logs an alarm about a subset; the next one about it comes `warn_cooldown_steps` later at the earliest."""
+    """Logs alarms, at most one per subset within `warn_cooldown_steps`."""
 
     def __init__(self, warn_cooldown_steps: int) -> None:
         self._quiet_steps = warn_cooldown_steps
         self._last: dict[Origin, int] = {}
 
     def warn(self, alarm: Alarm) -> None:
-        """One line, or none."""
+        """Log the alarm unless its subset is in cooldown."""
         last = self._last.get(alarm.origin)
         if last is None or alarm.step - last >= self._quiet_steps:
             self._last[alarm.origin] = alarm.step
-            log.warning("step %d policy is far from those that sampled %s", alarm.step, alarm.text)
+            log.warning("step %d off-policy drift: %s", alarm.step, alarm.text)

@@ -1,10 +1,10 @@
-"""Write texts and token records while training continues: a step is handed over, a thread writes its file.
+"""Write texts and token records in the background: steps are queued, a thread writes their files.
 
-    batch t is here --expect--> queue --thread--> ask the buffer for the groups that t does not train
+    batch t arrived --expect--> queue --thread--> request the groups that t does not train from the buffer
     step t is done  --put-----> queue --thread--> decode, extract, write RUN/token_records, remove the oldest
 
-Nothing that happens here ends or delays a run: a step that comes while two wait is left out with a warning, a
-disk that refuses ends the recording and not the training, and a user's `extract` that hangs holds up this thread alone.
+Nothing here stops or delays training: a step is skipped with a warning if two are queued, a disk error ends the
+recording only, and a user's `extract` that hangs blocks only this thread.
 """
 
 from __future__ import annotations
@@ -39,47 +39,46 @@ class Found:
 
 
 class ResponseRecorder:
-    """One per run, on the rank that writes records. The thread starts with the first step that is recorded."""
+    """One per run, on the rank that writes records. The thread starts with the first recorded step."""
 
     def __init__(self, config: Config, files: TokenFiles, untrained: Untrained | None = None) -> None:
-        """`untrained`: None where no buffer is: what a file has of such groups stays in it."""
+        """`untrained`: None without a buffer; existing entries of such groups are kept."""
         self._config = config
         self._files = files
         self._untrained = untrained
         self._queue: queue.SimpleQueue[int | Recorded | None] = queue.SimpleQueue()
-        """Steps that are expected, then the same steps with what became of them; None: the end."""
+        """Expected steps, then the same steps with their results; None: the end."""
         self._room = threading.Semaphore(MAX_WAITING)
         self._newest = 0
         self._thread: threading.Thread | None = None
         self._failed = False
 
     def expect(self, step: int) -> None:
-        """The batch of a step is here: request now the groups that it does not train, because its checkpoint may
-        release them. Returns at once."""
+        """Request the groups that a batch does not train, before its checkpoint releases them. Does not block."""
         if not self._failed and self._untrained is not None and self._keeps_texts(step):
             self._newest = step
             self._start()
             self._queue.put(step)
 
     def put(self, batch: Batch, values: TokenValues | None, advantage_M: Float32s | None = None) -> None:
-        """Hand one step over; returns at once. `values`: None for text alone, where that is due."""
+        """Queue one step; does not block. `values`: None for text only."""
         if self._failed or (values is None and not self._keeps_texts(batch.step)):
             return
         self._start()
         if not self._room.acquire(blocking=False):
-            log.warning("step %d has no token record: %d steps wait to be written", batch.step, MAX_WAITING)
+            log.warning("step %d has no token record: %d steps are queued for writing", batch.step, MAX_WAITING)
             return
         advantage_M = advantage_M if values is None else values.advantage_M
         self._queue.put(Recorded(batch=batch, values=values, advantage_M=advantage_M))
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Wait for what was handed over, at most this long."""
+        """Write the queued steps, for at most this long."""
         if self._thread is None:
             return
         self._queue.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            log.warning("token records: the last steps are not written after %.0f s", timeout_s)
+            log.warning("token records: the last steps were not written within %.0f s", timeout_s)
 
     def _keeps_texts(self, step: int) -> bool:
         every = self._config.diagnostics.texts
@@ -94,26 +93,26 @@ class ResponseRecorder:
         try:
             self._serve_all()
         except Exception as error:
-            # The end of a thread of its own: a bug here ends the recording and says so, and never the training.
+            # Thread boundary: a bug here ends the recording with a log message, never the training.
             self._failed = True
-            log.exception("token records end, training continues: %s", type(error).__name__)
+            log.exception("token records stopped, training continues: %s", type(error).__name__)
 
     def _serve_all(self) -> None:
         rows, found = RowMaker(self._config), Found(step=0, groups=())
         while (what := self._queue.get()) is not None:
             if isinstance(what, int):
-                # One that others have overtaken is released by now, or its step is left out.
-                found = self._ask(what) if what > self._newest - MAX_WAITING else found
+                # An outdated one is released by now, or its step was skipped.
+                found = self._request(what) if what > self._newest - MAX_WAITING else found
                 continue
             self._room.release()
             try:
                 self._write(what, rows, found)
             except BapoError as error:
                 self._failed = True
-                log.warning("token records end at step %d, training continues: %s", what.batch.step, error)
+                log.warning("token records stopped at step %d, training continues: %s", what.batch.step, error)
                 return
 
-    def _ask(self, step: int) -> Found:
+    def _request(self, step: int) -> Found:
         assert self._untrained is not None
         try:
             return Found(step=step, groups=self._untrained(step))

@@ -24,25 +24,25 @@ from learner.diagnostics.token_values import Float32s, TokenValues
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 18
-"""Of one token in a file, about: measured on Countdown, 8,500 tokens a step; longer words take more."""
+"""Approximate bytes per token in a file: measured on Countdown with 8,500 tokens per step."""
 FRAME_TOKEN_BYTES = 8
-"""Of one token in a frame: its id and its log-prob."""
+"""Bytes per token in a frame: id and log-prob."""
 MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recorded:
-    """One step on its way to the disk."""
+    """One step to write."""
 
     batch: Batch
     values: TokenValues | None
-    """None: text alone."""
+    """None: text only."""
     advantage_M: Float32s | None = None
-    """Of the tokens of the batch; None for an empty one."""
+    """Advantages of the tokens; None for an empty batch."""
 
 
 class RowMaker:
-    """Batches and values become rows. Tokenizer and task are loaded with the first."""
+    """Converts batches and values to rows. Tokenizer and task are loaded on first use."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -54,12 +54,12 @@ class RowMaker:
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the tokenizer of {path} cannot be loaded: {error}") from error
+            raise ConfigError(f"cannot load the tokenizer of {path}: {error}") from error
         return TokenTexts(tokenizer)
 
     @cached_property
     def _task(self) -> Task | None:
-        """None when this machine does not have what it needs."""
+        """None if the task cannot be loaded on this machine."""
         task = self._config.task
         try:
             return load_task(task.name, task.options)
@@ -68,10 +68,10 @@ class RowMaker:
             return None
 
     def groups(self, recorded: Recorded, max_bytes: int) -> tuple[list[list[TokenRow]], int]:
-        """(rows of each entry of the batch, entries left out because the step alone would pass its limit).
+        """(rows of each entry of the batch, number of entries skipped to stay within the limit).
 
         Args:
-            max_bytes: of a file with the numbers of tokens; text alone goes by `diagnostics.texts_mb`.
+            max_bytes: limit of a file with token values; text only is limited by `diagnostics.texts_mb`.
         """
         batch = recorded.batch
         found: list[list[TokenRow]] = []
@@ -86,7 +86,7 @@ class RowMaker:
         return found, len(batch.entries) - len(found)
 
     def untrained(self, step: int, groups: Iterable[Group]) -> list[list[TokenRow]]:
-        """Rows of groups that the step's assembly read and did not train: text alone."""
+        """Rows of groups that the step's assembly read but did not train; text only."""
         return [
             [TokenRow(**self._fields(step, group, row, gold), **self._text_alone(group, response))
              for row, response in enumerate(group.responses)]
@@ -114,7 +114,7 @@ class RowMaker:
             )
 
     def _fields(self, step: int, group: Group, row: int, gold: str | None) -> dict[str, Any]:
-        """What is known of every response."""
+        """Fields of every response."""
         return {
             "step": step,
             "group_id": group.group_id,
@@ -166,10 +166,10 @@ class RowMaker:
         return None if extract is None else self._safely(extract, prompt, text)
 
     def _safely(self, ask: Callable[..., object], *arguments: object) -> str | None:
-        """The answer of a task's function, as text; None when it raises, which is logged once."""
+        """Result of a task's function as text; None if it raises, which is logged once."""
         try:
             found = ask(*arguments)
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and a record needs no answer
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and the field is optional
             if not self._warned:
                 log.warning("token records: the task raised %s: %s", type(error).__name__, error)
             self._warned = True
@@ -186,11 +186,11 @@ def _flags(values_T: NDArray[np.float32]) -> list[bool] | None:
 
 
 UNFINISHED = "\ufffd"
-"""What a decoder writes for the bytes of a character whose other bytes are in later tokens."""
+"""Output of a decoder for an incomplete UTF-8 character."""
 
 
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is used."""
+    """The interface of a transformers tokenizer used here."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of these tokens."""
@@ -198,21 +198,21 @@ class Tokenizer(Protocol):
 
 
 class TokenTexts:
-    """The text of each token of a response, so that joined they are the response; remembers those of single tokens."""
+    """Decodes responses token by token such that the joined texts equal the response; caches single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._of_one: dict[int, str] = {}
 
     def of(self, token_ids: Sequence[int]) -> list[str]:
-        """One text per token, special tokens as they are written. A character of several tokens is the last one's."""
+        """One text per token, including special tokens. A character of several tokens is assigned to the last one."""
         pieces = [self._one(token_id) for token_id in token_ids]
         if "".join(pieces) == self._text(token_ids):
             return pieces
         return self._grown(token_ids)
 
     def graded(self, token_ids: Sequence[int]) -> str:
-        """What the verifier read: without special tokens, as the engines decode it."""
+        """The graded text: without special tokens, as decoded by the engines."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def _one(self, token_id: int) -> str:
@@ -221,10 +221,10 @@ class TokenTexts:
         return self._of_one[token_id]
 
     def _grown(self, token_ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text of those before it, looking back no further than the last whole character:
-        so a response of n tokens costs n short decodings and not one of n tokens each."""
+        """Text added by each token, decoded with context back to the last complete character: n short decodings instead
+        of n decodings of up to n tokens."""
         pieces: list[str] = []
-        begin = done = 0  # ids[begin:done] is text that is out already, and the context of what follows
+        begin = done = 0  # ids[begin:done] is already emitted and the context of what follows
         for end in range(1, len(token_ids) + 1):
             before, now = self._text(token_ids[begin:done]), self._text(token_ids[begin:end])
             if now.endswith(UNFINISHED) and end < len(token_ids):

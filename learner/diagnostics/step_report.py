@@ -1,4 +1,4 @@
-"""What one step is measured by: sums over mini-batches, the row of metrics.jsonl, the log line, the gauges."""
+"""Measurements of one step: sums over mini-batches, the row of metrics.jsonl, and the log line."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class MinibatchResult:
     grad_norm: float
     """Before clipping."""
     num_tokens: int
-    """Response tokens of the mini-batch: the denominator of the loss."""
+    """Response tokens of the mini-batch, the denominator of the loss."""
     num_active: int
-    """Those that were computed, because they add to the loss; the denominator of the means below."""
+    """Tokens that contribute to the loss and were computed; the denominator of the means below."""
     entropy: float
     """Mean over active tokens, nats."""
     clip_ratio: float
@@ -61,13 +61,13 @@ class MinibatchResult:
     ratio_max: float
     """Largest rho."""
     stop: bool
-    """Some rank was asked to end."""
+    """Whether any rank was asked to stop."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What a fitted loss says of itself: clip_low, clip_high, balance."""
+    """Facts of a fitted loss: clip_low, clip_high, balance."""
 
 
 class Meter:
-    """Adds up a mini-batch on the device; one transfer to the host at its end."""
+    """Accumulates a mini-batch on the device, with one transfer to the host at the end."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class Meter:
 
     @torch.no_grad()
     def add(self, loss: Tensor, losses: TokenLosses, entropy_M: Tensor) -> None:
-        """One micro-batch."""
+        """Add one micro-batch."""
         self._sums += torch.stack((loss, entropy_M.sum(), losses.clipped_M.sum(), losses.kl_M.sum()))
         if len(losses.ratio_M):
             self._ratio_max = torch.maximum(self._ratio_max, losses.ratio_M.max())
@@ -84,7 +84,7 @@ class Meter:
     def result(
         self, grad_norm: Tensor, *, num_tokens: int, num_active: int, stop: bool, facts: Mapping[str, float]
     ) -> MinibatchResult:
-        """What the mini-batch was; the same on every rank."""
+        """The result of the mini-batch; identical on all ranks."""
         flag = torch.tensor([float(stop)], device=self._world.device)
         sums = self._world.sum(self._sums)
         peaks = self._world.max(torch.cat((self._ratio_max, flag)))
@@ -109,20 +109,20 @@ class UpdateReport:
 
     lr: float
     minibatches: tuple[MinibatchResult, ...]
-    """Empty when the batch was empty."""
+    """Empty for an empty batch."""
     num_tokens: int
     """Response tokens of the batch."""
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     seconds: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What only some methods have: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
+    """Method-specific values: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
     tokens: TokenValues | None = None
-    """In steps whose tokens are recorded."""
+    """Set in steps with token records."""
     advantage_M: Float32s | None = None
-    """In steps whose texts are kept: of every token of the batch."""
+    """Set in steps with texts: advantage of every token of the batch."""
 
     def mean(self, name: str, *, over: str = "num_tokens") -> float | None:
-        """Mean of a field over the mini-batches, weighted by the field `over`; None without any weight."""
+        """Mean of a field over the mini-batches, weighted by the field `over`; None if the weights are 0."""
         weights = [getattr(result, over) for result in self.minibatches]
         if not sum(weights):
             return None
@@ -139,10 +139,10 @@ def metrics_row(
     seconds: Mapping[str, float],
     alarm: Alarm | None = None,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. A value that the step does not have (no group of that origin, no update) is null.
+    """One line of metrics.jsonl. Values that do not exist (no group of that origin, no update) are null.
 
     Args:
-        seconds: of the phases wait_batch, sync and step, and of the checkpoint before this step.
+        seconds: phases wait_batch, sync and step, and the checkpoint before this step.
     """
     phases = {**dict.fromkeys(PHASES, 0.0), **report.seconds, **seconds}
     row: dict[str, Any] = {
@@ -187,7 +187,7 @@ def _truncation_fields(batch: Batch) -> dict[str, int]:
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:
-    """staleness = step - policy version at consumption, per origin; and over tokens where a response has several."""
+    """staleness = step - policy version at consumption, per origin; over tokens if a response has several versions."""
     fields: dict[str, float | None] = {}
     for origin in Origin:
         found = staleness_of(batch, origin)
@@ -206,7 +206,7 @@ def staleness_of(batch: Batch, origin: Origin) -> list[int]:
 
 
 def log_step(row: Mapping[str, Any], config: Config) -> None:
-    """One line per step, with the words of the glossary."""
+    """Log one line per step."""
     names = ("x1", "x2", "x3", "num_bad", "num_high", "num_updates", "num_tokens")
     numbers = ("reward_mean", "loss", "grad_norm", "entropy", "clip_ratio", *(f"{phase}_s" for phase in PHASES))
     counts = " ".join(f"{name}={row[name]}" for name in names)

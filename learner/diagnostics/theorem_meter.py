@@ -1,13 +1,12 @@
-"""The theorem meter: what theorem 3.2 says of one step, measured from log-probs that the update had anyway.
+"""The theorem meter: the terms of theorem 3.2 for one step, from log-probs that the update computes anyway.
 
-    pi_theta_t / alpha   all responses whose log-probs at theta_t were needed   delta_1 on X1, delta_3 on X3
-    pi_theta   / alpha   responses of the last mini-batch, as its own forward pass saw them: theta after all optimizer
-                         steps but one
+    pi_theta_t / alpha   all responses with log-probs at theta_t             delta_1 on X1, delta_3 on X3
+    pi_theta   / alpha   responses of the last mini-batch, from its forward pass: theta after all optimizer steps
+                         except one
 
-By subset and by age: steps since the policy version for X1 and X2, steps since birth for X3.
+By subset and age: steps since the policy version for X1 and X2, steps since insertion for X3.
 Suffixes: M response tokens of the batch, R responses, P groups.
-Left out: responses that the loss did not need (advantage 0 without KL and entropy), and experts', which no policy
-sampled.
+Excluded: responses that the loss does not need (advantage 0 without KL and entropy), and expert responses.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SPREADS = {"p50": 50, "p95": 95, "max": 100}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One subset, or one age of it: how far a policy is from those that sampled."""
+    """Off-policy drift on one subset, or one age of it."""
 
     policy: Literal["theta_t", "theta"]
     origin: Origin
@@ -60,7 +59,7 @@ class Cell:
     """tv_tok_p50 ...: over groups, for each field of GroupGaps."""
 
     def row(self) -> dict[str, Any]:
-        """As an object of the run's records; numbers have six digits."""
+        """The cell as a JSON object for the run's records, with six significant digits."""
         head = {"policy": self.policy, "origin": self.origin.value, "age": self.age}
         counts = {name: getattr(self, name) for name in ("num_groups", "num_responses", "num_tokens")}
         return head | counts | rounded({**asdict(self.means), "delta": self.delta, **self.spreads})
@@ -68,43 +67,43 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Of one step."""
+    """Measurements of one step."""
 
     cells: tuple[Cell, ...] = ()
     bounds: tuple[tuple[Origin, Bound], ...] = ()
     ratios: Mapping[Origin, tuple[float, ...]] = field(default_factory=dict)
-    """pi_theta_t / alpha of at most NUM_RATIOS tokens of each subset, evenly spread over it."""
+    """pi_theta_t / alpha of at most NUM_RATIOS evenly spaced tokens of each subset."""
 
     def subset(self, origin: Origin) -> Cell | None:
-        """pi_theta_t against alpha on one subset; None when nothing of it was evaluated."""
+        """pi_theta_t against alpha on one subset; None if nothing of it was evaluated."""
         found = (cell for cell in self.cells if cell.policy == "theta_t" and cell.origin is origin and cell.age is None)
         return next(found, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gaps:
-    """One policy against those that sampled, on the responses that were evaluated."""
+    """One policy against the behavior policies, on the evaluated responses."""
 
     responses: ResponseGaps
     index_R: Int64s
-    """Which responses of the batch these are."""
+    """Indices of the responses in the batch."""
     group_R: Int64s
-    """Group of each of them; not all groups need to be there."""
+    """Group of each response; not all groups are necessarily present."""
 
     @property
     def groups(self) -> Int64s:
-        """Groups that are there, in order."""
+        """Present groups, in order."""
         return np.unique(self.group_R)
 
     def of(self, chosen_P: NDArray[np.bool_]) -> Gaps:
-        """Those of these groups."""
+        """The gaps of these groups."""
         chosen_R = chosen_P[self.group_R]
         return Gaps(
             responses=self.responses.of(chosen_R), index_R=self.index_R[chosen_R], group_R=self.group_R[chosen_R]
         )
 
     def deltas(self, size_P: Int64s) -> Float64s:
-        """[P] delta of each group all of whose responses are there; NaN for the others.
+        """[P] delta of each group with all responses present; NaN for the others.
 
         Args:
             size_P: responses of each group of the batch.
@@ -118,7 +117,7 @@ def diagnose(batch: Batch, columns: Columns, theta_t_M: Float32s, newest_M: Floa
     """Measure one step.
 
     Args:
-        theta_t_M: log pi_theta_t; newest_M: log pi_theta of the last mini-batch. NaN for responses without.
+        theta_t_M: log pi_theta_t; newest_M: log pi_theta of the last mini-batch. NaN where missing.
         eps: smoothing of sigma.
     """
     ages_P = np.array(ages_of(batch), dtype=np.int64)
@@ -129,7 +128,7 @@ def diagnose(batch: Batch, columns: Columns, theta_t_M: Float32s, newest_M: Floa
 
 
 def ratios_of(batch: Batch, columns: Columns, theta_t_M: Float32s) -> dict[Origin, tuple[float, ...]]:
-    """Token ratios of each subset that has any: at most NUM_RATIOS, evenly spread, so that a histogram costs little."""
+    """Token ratios of each nonempty subset: at most NUM_RATIOS, evenly spaced, to keep histograms cheap."""
     origins_P = np.array([entry.origin.value for entry in batch.entries])
     known_R = ~(np.isnan(theta_t_M[columns.starts_R[:-1]]) | columns.expert_R)
     found = {}
@@ -144,13 +143,13 @@ def ratios_of(batch: Batch, columns: Columns, theta_t_M: Float32s) -> dict[Origi
 
 
 def ages_of(batch: Batch) -> list[int]:
-    """[P] steps since birth for X3, since the policy version for X1, X2 and rows put together from several groups."""
+    """[P] steps since insertion for X3, since the policy version for X1, X2 and rows joined from several groups."""
     births = {result.group_id: result.birth for result in batch.results if result.origin is Origin.X3}
     return [batch.step - births.get(e.group.group_id, e.group.policy_version) for e in batch.entries]
 
 
 def gaps_of(columns: Columns, logprobs_M: Float32s) -> Gaps | None:
-    """The gaps of the responses that have log-probs and were sampled; None when there is none."""
+    """Gaps of the sampled responses with log-probs; None if there are none."""
     known_R = ~(np.isnan(logprobs_M[columns.starts_R[:-1]]) | columns.expert_R)
     if not known_R.any():
         return None
@@ -168,7 +167,7 @@ def gaps_of(columns: Columns, logprobs_M: Float32s) -> Gaps | None:
 def cells_of(
     batch: Batch, policy: Literal["theta_t", "theta"], gaps: Gaps | None, ages_P: Int64s | None
 ) -> Iterator[Cell]:
-    """Each subset that is there, followed by each of its ages if they are given."""
+    """Each nonempty subset, followed by its ages if given."""
     if gaps is None:
         return
     for origin in Origin:
@@ -203,9 +202,9 @@ def _cell(policy: Literal["theta_t", "theta"], origin: Origin, age: int | None, 
 def bounds_of(
     batch: Batch, columns: Columns, now: Gaps | None, newest: Gaps | None, eps: float
 ) -> Iterator[tuple[Origin, Bound]]:
-    """The bound of each subset, on the groups of the last mini-batch all of whose responses are known.
+    """The bound of each subset, on the groups of the last mini-batch with all responses known.
 
-    A group whose rewards are all equal is outside the theorem: no subset takes it, and its sigma is only eps.
+    Zero-variance groups are outside the theorem: they are in no subset, and their sigma is only eps.
     """
     if newest is None:
         return
@@ -242,12 +241,12 @@ def _are(batch: Batch, origin: Origin) -> NDArray[np.bool_]:
 
 
 def rounded(numbers: dict[str, float]) -> dict[str, float]:
-    """Six digits: what an estimate is worth, and half of the bytes."""
+    """Round to six significant digits, which halves the file size."""
     return {name: float(f"{value:.6g}") for name, value in numbers.items()}
 
 
 def theorem_fields(batch: Batch, diagnosis: Diagnosis, algorithm: AlgorithmConfig, eps: float) -> dict[str, Any]:
-    """What a row of metrics.jsonl says of the theorem: constants, one number per subset, then all cells and bounds."""
+    """Theorem fields of a row of metrics.jsonl: constants, one number per subset, then all cells and bounds."""
     subsets = {origin.value: diagnosis.subset(origin) for origin in Origin}
     return {
         **constants_of(batch, algorithm, eps),

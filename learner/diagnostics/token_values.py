@@ -1,6 +1,6 @@
-"""Values of each token from the passes of one step: kept while they are made, so that recording costs no pass.
+"""Per-token values collected during the passes of a step, so that recording needs no extra pass.
 
-A response that several mini-batches or epochs compute keeps those of the last pass. Suffix: M tokens of the batch.
+If several mini-batches or epochs compute a response, the last pass counts. Suffix: M tokens of the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUM_VALUES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenValues:
-    """[M] each, on the host; NaN for tokens of responses that no pass computed."""
+    """All [M], on the host; NaN for responses that no pass computed."""
 
     logprobs_M: Float32s
     entropy_M: Float32s
@@ -33,7 +33,7 @@ class TokenValues:
 
 
 class TokenTrace:
-    """Collects on the device, over all ranks; every rank must have one in the same steps."""
+    """Collects values on the device over all ranks; every rank must have one in the same steps."""
 
     def __init__(self, num_tokens: int, world: World) -> None:
         self._world = world
@@ -42,19 +42,19 @@ class TokenTrace:
 
     @torch.no_grad()
     def add(self, slot_M: Tensor, logprobs_M: Tensor, entropy_M: Tensor, losses: TokenLosses) -> None:
-        """One micro-batch of this rank."""
+        """Add one micro-batch of this rank."""
         seen_M = torch.ones_like(losses.ratio_M)
         found = (logprobs_M.detach(), entropy_M.detach(), losses.ratio_M, losses.clipped_M, seen_M)
         self._pass[:, slot_M] = torch.stack(found)
 
     def end_minibatch(self) -> None:
-        """Put together what the ranks computed: which of them computes a response differs between mini-batches."""
+        """Merge the ranks: which of them computes a response differs between mini-batches."""
         found = self._world.sum(self._pass)
         self._values = torch.where(found[NUM_VALUES] > 0, found[:NUM_VALUES], self._values)
         self._pass.zero_()
 
     def values(self, advantage_M: Tensor) -> TokenValues:
-        """The whole step."""
+        """Values of the whole step."""
         logprobs_M, entropy_M, ratio_M, clipped_M = self._values.cpu().numpy()
         return TokenValues(
             logprobs_M=logprobs_M,

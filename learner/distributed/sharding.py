@@ -1,6 +1,6 @@
-"""What is spread over the ranks: parameters, gradients and the optimizer's moments (FSDP2).
+"""Sharding of parameters, gradients and optimizer moments over the ranks (FSDP2).
 
-With one rank in float32 every function here is the identity. Those that gather or scatter must be called by all ranks.
+With one rank in float32 every function here is the identity. Functions that gather or scatter are collective.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 UPDATES = "num_updates"
-"""Name of the tensor that holds the number of updates, where it travels with the moments."""
+"""Name of the tensor with the number of updates, stored together with the moments."""
 
 
 def is_spread(world: World, dtype: torch.dtype) -> bool:
-    """Whether FSDP holds the parameters: over several ranks, and where the forward pass is not in their own float32."""
+    """Whether parameters are managed by FSDP: with several ranks, or a forward pass that is not float32."""
     return world.size > 1 or dtype != torch.float32
 
 
 def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -> None:
-    """Spread the parameters over the ranks: FSDP2, one unit per decoder layer and one for the rest.
+    """Shard the parameters over the ranks with FSDP2: one unit per decoder layer and one for the rest.
 
-    Gradients come back averaged over ranks, so the loss of each rank is multiplied by `world.size`.
+    FSDP averages gradients over ranks, so the loss of each rank is multiplied by `world.size`.
 
     Args:
-        module: with a transformers model as `.model`, and maybe `float32_parts`: modules that compute in float32.
-        dtype: of the forward and backward pass. Parameters are gathered in it, layer by layer; what is kept of them,
-            and gradients when they are added over ranks and seen by the optimizer, stay float32.
+        module: has a transformers model as `.model`, and optionally `float32_parts`: modules that compute in float32.
+        dtype: of the forward and backward pass. Parameters are gathered in it, layer by layer; the sharded
+            parameters, the gradient reduction and the optimizer stay in float32.
     """
     if not is_spread(world, dtype):
         return
@@ -58,7 +58,7 @@ def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -
 
 
 def _init_single_process_group(world: World) -> None:
-    """FSDP needs a process group also for one process."""
+    """FSDP requires a process group even for one process."""
     if dist.is_initialized():
         return
     dist.init_process_group(backend(world.device), store=HashStore(), rank=0, world_size=1)
@@ -71,24 +71,24 @@ def _destroy_process_group() -> None:
 
 
 def reshard(module: nn.Module) -> None:
-    """Let the parameters be what every rank keeps: after a pass without gradients, FSDP's root still has whole ones,
-    in the dtype of the pass."""
+    """Reshard the parameters: after a pass without gradients, FSDP's root still has unsharded ones in the dtype of the
+    pass."""
     for unit in module.modules():
         if isinstance(unit, FSDPModule):
             unit.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread over ranks, detached; every rank must ask."""
+    """The full tensor of a possibly sharded one, detached. Collective."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Whole, on the CPU, on rank 0; the other ranks help and keep nothing. All ranks must call it.
+    """Full tensors on the CPU of rank 0; empty on other ranks. Collective.
 
     Args:
-        dtype: of the result, where a tensor is of floating point; that of the tensor when not given.
+        dtype: of floating-point results; default: unchanged.
     """
     keeps = not dist.is_initialized() or dist.get_rank() == 0
     found = {}
@@ -96,12 +96,12 @@ def gather(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> d
         full = whole(tensor)
         if keeps:
             found[name] = full.to("cpu", dtype if full.is_floating_point() else None).contiguous()
-        del full  # before the next one is made
+        del full  # before the next one is gathered
     return found
 
 
 def scatter_like(value: Tensor | None, model: Tensor) -> Tensor:
-    """`value` of rank 0, spread like `model`. All ranks must call it; the others give nothing."""
+    """Shard `value` of rank 0 like `model`. Collective; other ranks pass None."""
     assert isinstance(model, DTensor)
     if value is None:
         value = torch.empty(model.shape, dtype=model.dtype, device=model.device)
@@ -109,22 +109,22 @@ def scatter_like(value: Tensor | None, model: Tensor) -> Tensor:
 
 
 def broadcast(tensor: Tensor) -> None:
-    """Rank 0's values into the same tensor of every rank."""
+    """Copy rank 0's values to the same tensor of every rank. Collective."""
     dist.broadcast(tensor, src=0)
 
 
 def spread_like(value: Tensor, model: Tensor) -> Tensor:
-    """`value`, whole on every rank, spread like `model`."""
+    """Shard `value`, which every rank has in full, like `model`."""
     value = value.to(model.device, model.dtype)
     if not isinstance(model, DTensor):
         return value
-    # Every rank cuts its own part out of its own copy: nothing travels.
+    # Every rank slices its own copy: no communication.
     return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)
 
 
 @torch.no_grad()
 def copy_parameters(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the parameters of `source`, which is spread in the same way. All ranks must call it."""
+    """Copy the parameters of `source` to `target`, which is sharded in the same way. Collective."""
     reshard(source)
     reshard(target)
     for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
@@ -133,19 +133,19 @@ def copy_parameters(source: nn.Module, target: nn.Module) -> None:
 
 @torch.no_grad()
 def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give `module`, which has not computed anything yet, these whole parameters by their names."""
+    """Load full parameters by name into `module`, before its first forward pass."""
     for name, parameter in module.named_parameters():
         parameter.copy_(spread_like(tensors[name], parameter))
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers of `module.model`, a transformers model, as it names them itself."""
+    """The decoder layers of `module.model`, a transformers model."""
     classes = set(getattr(module.model, "_no_split_modules", None) or ())
     return [layer for layer in module.modules() if type(layer).__name__ in classes]
 
 
 def gather_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Whole, on the CPU of rank 0. All ranks must call it, with the parameters that they keep (`reshard`)."""
+    """Full moments on the CPU of rank 0. Collective; parameters must be sharded (`reshard`)."""
     states = {name: optimizer.state.get(parameter) for name, parameter in module.named_parameters()}
     return gather({f"{moment}/{name}": state[moment] for name, state in states.items() if state for moment in MOMENTS})
 
@@ -153,7 +153,7 @@ def gather_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def load_moments(
     module: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor], updates: int
 ) -> None:
-    """Spread like the parameters. A parameter without moments never had a gradient."""
+    """Load moments, sharded like the parameters. A parameter without moments never had a gradient."""
     for name, parameter in module.named_parameters():
         if f"{MOMENTS[0]}/{name}" in stored:
             optimizer.state[parameter] = {
@@ -168,12 +168,12 @@ def num_updates(optimizer: torch.optim.Optimizer) -> int:
 
 
 def gather_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments with their number of updates, on rank 0; empty before the first. All ranks must call it."""
+    """Moments and number of updates on rank 0; empty before the first update. Collective."""
     moments = gather_moments(module, optimizer)
     return {**moments, UPDATES: torch.tensor(num_updates(optimizer))} if moments else {}
 
 
 def load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor]) -> None:
-    """What `gather_optimizer` gave."""
+    """Load the result of `gather_optimizer`."""
     if UPDATES in stored:
         load_moments(module, optimizer, stored, int(stored[UPDATES]))

@@ -1,16 +1,16 @@
-"""Start all ranks of a learner without a launcher, as in a container: one process each, and they end together.
+"""Start all ranks of a learner without a launcher (as in a container), one process each; they exit together.
 
-    python -m learner, num_ranks = 4  -->  4 x python -m learner with RANK, WORLD_SIZE, ...; their lines as [rank 2] ...
+    python -m learner, num_ranks = 4  -->  4 x python -m learner with RANK, WORLD_SIZE, ...; output prefixed [rank 2]
 
-    SIGTERM, SIGINT      -> passed on to each
-    a rank fails         -> SIGTERM to the others, SIGKILL to who is still there after END_S
-    a rank is stopped    -> logged once: nothing else names the one that all others wait for
-    this process dies    -> the kernel kills them
+    SIGTERM, SIGINT      -> forwarded to every rank
+    a rank fails         -> SIGTERM to the others, SIGKILL after END_S
+    a rank is stopped    -> logged once, because all others wait for it
+    this process dies    -> the kernel kills the ranks
 
-The exit code is that of the rank that failed first; what others made of losing it is not the cause.
+The exit code is that of the rank that failed first, not of ranks that failed because they lost it.
 
-Not torchrun: a killed agent leaves its ranks running, its exit code is always 1, and a stopped rank is not named. Not
-torch.multiprocessing.spawn: the same last two, and its parent holds torch (seconds, a quarter of a gigabyte).
+Not torchrun: a killed agent leaves its ranks running, its exit code is always 1, and it does not report a stopped rank.
+Not torch.multiprocessing.spawn: the last two, and its parent imports torch (seconds, 250 MB).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from bapo.runtime.process import dying_with_parent
 from bapo.runtime.rank_environment import inherited
 
 ASKED = 128 + signal.SIGTERM
-"""Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""
+"""Exit code after SIGTERM if a supervisor restarts the learner: 0 would mean that the run is finished."""
 END_S = 30.0
-"""How long the others have when one has ended: on GPUs a rank may wait for a lost one until its deadline."""
+"""Grace period of the others after one has exited: on GPUs a rank may wait for a lost one until its deadline."""
 POLL_S = 0.1
 STOPPED_S = 10.0
-"""How long a rank may be stopped by a signal: after that it was forgotten, or its machine swaps."""
+"""How long a rank may be stopped by a signal before it is reported."""
 
 
 def run_ranks(command: Sequence[str], environments: Iterable[Mapping[str, str]], out: BinaryIO | None = None) -> int:
-    """Start them and wait for all; returns the exit code. Main thread only.
+    """Start all ranks and wait for them; returns the exit code. Main thread only.
 
     Args:
-        environments: of each rank, added to ours.
-        out: where their lines go; default: stderr.
+        environments: environment of each rank, added to this process's.
+        out: stream for their output; default: stderr.
     """
     ranks = _Ranks(out or sys.stderr.buffer)
     handlers = {number: signal.signal(number, ranks.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -68,9 +68,9 @@ class _Ranks:
         self._signals: list[int] = []
         self._was_asked = False
         self._ends: dict[int, int] = {}
-        """Rank -> exit code, in the order of their ends."""
+        """Rank -> exit code, in the order of exit."""
         self._stopped_at: dict[int, float] = {}
-        """Rank -> when it was first seen stopped; infinite once that is logged."""
+        """Rank -> time when it was first seen stopped; infinite once logged."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -83,7 +83,7 @@ class _Ranks:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C of a terminal comes to us alone, who pass it on once.
+                # so that Ctrl-C reaches only this process, which forwards it once.
                 start_new_session=True,
                 preexec_fn=dying_with_parent(signal.SIGKILL),
                 pass_fds=inherited(environment),
@@ -110,7 +110,7 @@ class _Ranks:
             if deadline is not None and time.monotonic() > deadline:
                 self.kill()
             time.sleep(POLL_S)
-        self.kill()  # what a rank has left in its session would keep its output open
+        self.kill()  # processes left in a rank's session would keep its output open
         for reader in self._readers:
             reader.join()
         return exit_code(list(self._ends.values()), was_asked=self._was_asked)
@@ -123,25 +123,25 @@ class _Ranks:
             elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S:
                 self._stopped_at[rank] = math.inf
                 self._log(
-                    f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it continue), and all others "
-                    "wait for it"
+                    f"rank {rank} is stopped (SIGSTOP; resume it with `kill -CONT {process.pid}`), all others are "
+                    "waiting for it"
                 )
 
     def kill(self) -> None:
-        """SIGKILL to all that are left, and to what they have started."""
+        """SIGKILL all remaining ranks and their child processes."""
         for process in self._processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _collect(self) -> bool:
-        """Note who has ended since the last poll; returns whether the first failure is among them."""
+        """Record ranks that exited since the last poll; returns whether the first failure is among them."""
         had_failed = any(self._ends.values())
-        # In one poll, those that a signal ended come first: the others may have ended because they lost them.
+        # Within one poll, killed ranks come first: the others may have failed because they lost them.
         new = [(r, c) for r, p in enumerate(self._processes) if r not in self._ends and (c := p.poll()) is not None]
         for rank, code in sorted(new, key=lambda end: end[1] >= 0):
             self._ends[rank] = 128 - code if code < 0 else code
             if code:
-                self._log(f"rank {rank} ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
+                self._log(f"rank {rank} exited with {'signal' if code < 0 else 'exit code'} {abs(code)}")
         return not had_failed and any(self._ends.values())
 
     def _pass_on(self) -> None:
@@ -175,13 +175,13 @@ def _is_stopped(pid: int) -> bool:
 
 
 def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:
-    """Of all ranks together: one of our errors (2 to 127) first, because losing a peer is not the cause.
+    """Exit code of all ranks: BAPO's errors (2 to 127) take precedence, because losing a peer is not the cause.
 
-    That one ends with the code of `RankLostError`, or gloo aborts it.
+    A rank that lost a peer exits with the code of `RankLostError`, or is aborted by gloo.
 
     Args:
-        ends: exit codes in the order of the ends, 128 + n for signal n.
-        was_asked: they were asked to end, so that losing each other is not a failure: 0, or `ASKED`.
+        ends: exit codes in the order of exit, 128 + n for signal n.
+        was_asked: they were asked to stop, so that losing each other is not a failure: 0, or `ASKED`.
     """
     failures = sorted((code for code in ends if code), key=lambda code: code == RankLostError.exit_code)
     ours = [code for code in failures if 2 <= code < 128 and code != RankLostError.exit_code]

@@ -1,13 +1,13 @@
-"""How the learner ends on SIGTERM or Ctrl-C.
+"""Graceful stop of the learner on SIGTERM or Ctrl-C.
 
-    running --signal--> asked --end of the mini-batch--> Stopped --> exit 0
-    waiting (batch)  --signal--> Stopped at once
+    running --signal--> stop requested --end of the mini-batch--> Stopped --> exit 0
+    waiting (batch)  --signal--> Stopped immediately
 
-Of several ranks all end, whichever was asked: they ask each other at the end of a mini-batch, at the beginning of a
-step, and each time rank 0 hears what a batch waits for. One that left alone would be lost to the others.
+All ranks stop together, whichever received the signal: they synchronize at the end of a mini-batch, at the start of a
+step, and whenever rank 0 receives a wait reason. A rank that exits alone would be lost to the others.
 
-Nothing is saved on the way out: weights in the middle of a step belong to no checkpoint, and the steps after the
-newest checkpoint are trained again from the batches that the buffer retains.
+Nothing is saved on exit: weights in the middle of a step belong to no checkpoint, and the steps after the latest
+checkpoint are trained again from the batches that the buffer retains.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import FrameType
 
 
 class Stopped(BaseException):
-    """The learner was asked to end.
+    """The learner was asked to stop.
 
-    No Exception, like KeyboardInterrupt: it may come in the middle of a line of the log, which keeps those to itself.
+    A BaseException like KeyboardInterrupt: it may be raised inside logging, which swallows Exceptions.
     """
 
 
@@ -34,32 +34,32 @@ class StopFlag:
 
     @property
     def asked(self) -> bool:
-        """Whether the learner should end."""
+        """Whether the learner should stop."""
         return self._asked
 
     def install(self) -> None:
-        """Listen to SIGTERM and SIGINT (main thread only)."""
+        """Install handlers for SIGTERM and SIGINT (main thread only)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def ask(self) -> None:
-        """What a signal does while the learner computes."""
+        """Request a stop, as a signal does while the learner computes."""
         self._asked = True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within this block a signal raises Stopped at once, also inside a system call."""
+        """Within this block a signal raises Stopped immediately, even inside a system call."""
         self._waiting = True
         try:
             if self._asked:
-                raise Stopped("asked to end")
+                raise Stopped("asked to stop")
             yield
         finally:
             self._waiting = False
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Within this block, inside of `waiting`, a signal is only noted: what ranks say is not cut off."""
+        """Within this block, nested in `waiting`, a signal only sets the flag, so that no message is interrupted."""
         was_waiting, self._waiting = self._waiting, False
         try:
             yield

@@ -1,8 +1,8 @@
-"""One learner or many: the same code for one process and for FSDP2 over several.
+"""The ranks of the learner: the same code for one process and for FSDP2 over several.
 
-Rank 0 talks to the buffer service, to the workers and to the disk; the others follow. Each rank trains its share of
-every mini-batch (`batch.packing.deal`); sums over ranks are taken where the loss needs them. With one rank in float32
-torch.distributed is not started.
+Rank 0 communicates with the buffer service, the workers and the disk; the others follow. Each rank trains its share of
+every mini-batch (`batch.packing.deal`); the loss is summed over ranks. With one rank in float32 torch.distributed is
+not started.
 
     WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT (and LOCAL_RANK on several GPUs), as torchrun sets them
 """
@@ -27,14 +27,14 @@ from bapo.runtime.rank_environment import LISTENER
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""How long the ranks wait for each other at the start."""
+"""How long the ranks wait for each other at startup."""
 ADVICE_OF_GLOO = " This is typically caused"
-"""How the part of its message begins that names no cause."""
+"""Start of the generic part of gloo's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who this process is among the learner's ranks."""
+    """This process among the ranks of the learner."""
 
     rank: int
     size: int
@@ -42,7 +42,7 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Rank 0 acts for all."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ class World:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank. All ranks must call it."""
+        """Whether `flag` is set on any rank. Collective."""
         return flag if self.size == 1 else bool(self.max(torch.tensor([flag], dtype=torch.uint8)))
 
     def share(self, data: bytes | memoryview | None) -> bytes | memoryview | None:
-        """What rank 0 holds, on every rank."""
+        """Broadcast the bytes of rank 0. Collective."""
         if self.size == 1:
             return data
         size = torch.tensor([-1 if data is None else len(data)])
@@ -75,22 +75,22 @@ class World:
 
 
 def pick_device(name: str, environment: Mapping[str, str] = os.environ) -> torch.device:
-    """learner.device as a device; on GPUs the LOCAL_RANK-th that this process sees, so that each rank has its own.
+    """learner.device as a device; on GPUs the LOCAL_RANK-th visible one, so that each rank has its own.
 
     Raises: ConfigError for cuda without CUDA, and for a rank without a GPU.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("learner.device=cuda, but torch finds no CUDA device; write auto or cpu")
+        raise ConfigError("learner.device=cuda, but torch finds no CUDA device; use auto or cpu")
     local_rank = int(environment.get("LOCAL_RANK", environment.get("RANK", "0")))
     number = torch.cuda.device_count()
     if local_rank >= number:
         visible = environment.get("CUDA_VISIBLE_DEVICES", "not set")
         raise ConfigError(
-            f"there is no GPU for this rank: LOCAL_RANK (or RANK) is {local_rank}, and torch sees {number} "
-            f"(CUDA_VISIBLE_DEVICES: {visible}). Have fewer learner.num_ranks on this machine; where each rank sees "
-            "its own GPU alone, start it with LOCAL_RANK=0"
+            f"no GPU for this rank: LOCAL_RANK (or RANK) is {local_rank}, but torch finds {number} GPUs "
+            f"(CUDA_VISIBLE_DEVICES: {visible}). Reduce learner.num_ranks on this machine; if each rank sees "
+            "only its own GPU, set LOCAL_RANK=0"
         )
     return torch.device("cuda", local_rank)
 
@@ -99,15 +99,15 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
     """Join the process group of all ranks; with one rank there is none.
 
     Args:
-        timeout_s: longest that one rank may keep the others waiting, for example for a batch.
-    Raises: ConfigError when the environment contradicts `learner.num_ranks`; UnavailableError when MASTER_PORT is
-        taken; RankLostError when the others do not come.
+        timeout_s: how long one rank may keep the others waiting, for example for a batch.
+    Raises: ConfigError if the environment contradicts `learner.num_ranks`; UnavailableError if MASTER_PORT is in
+        use; RankLostError if the others do not join.
     """
     size, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     if size != num_ranks:
         raise ConfigError(
             f"learner.num_ranks={num_ranks} but WORLD_SIZE={size}: start {num_ranks} learner processes with RANK, "
-            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or one with none of them, which starts its ranks itself; or "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or one without these variables, which starts all ranks; or "
             "change learner.num_ranks"
         )
     if device.type == "cuda":
@@ -126,7 +126,7 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
 
 
 def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping[str, str]) -> TCPStore | None:
-    """The rendezvous store, at the socket that the ranks' parent keeps open; None where torch opens it by itself."""
+    """The rendezvous store on the socket that the parent process keeps open; None if torch opens it itself."""
     if LISTENER not in environment:
         return None
     return TCPStore(
@@ -140,23 +140,23 @@ def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping
 
 
 def lost_rank(error: RuntimeError, rank: int) -> BapoError | None:
-    """The error to raise where torch.distributed failed because of another rank; None when something else is wrong."""
+    """The error to raise if torch.distributed failed because of another rank; None for other causes."""
     reason = " ".join(str(error).partition(ADVICE_OF_GLOO)[0].split())
     if "EADDRINUSE" in reason:
-        return UnavailableError(f"rank {rank}: the port where the ranks meet (MASTER_PORT) is taken: {reason}")
+        return UnavailableError(f"rank {rank}: the rendezvous port (MASTER_PORT) is in use: {reason}")
     is_of_meeting = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
-    # What ranks send that have come to different places is refused by gloo with "enforce fail": no rank is lost then.
+    # If ranks are in different collectives, gloo fails with "enforce fail": no rank is lost then.
     is_of_group = "gloo/transport" in reason and "enforce fail" not in reason
     if not is_of_meeting and not is_of_group and "ncclRemoteError" not in reason:
         return None
     return RankLostError(
-        f"rank {rank} has lost another rank of the learner: that one has ended, and its log says why, or is stopped or "
-        f"cut off ({reason})"
+        f"rank {rank} lost another rank of the learner, which has exited (see its log), is stopped, or is "
+        f"disconnected ({reason})"
     )
 
 
 def backend(device: torch.device) -> str:
-    """What carries the ranks' tensors."""
+    """The torch.distributed backend."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -164,8 +164,8 @@ def leave(world: World, *, together: bool) -> None:
     """Leave the process group.
 
     Args:
-        together: all ranks have come to the end. They wait for each other and then end at once, with exit code 0 and
-            without unloading anything: a thread of gloo that still runs would abort a process that unloads it.
+        together: all ranks have finished. They wait for each other and then exit immediately with code 0, skipping
+            interpreter shutdown: a running gloo thread would abort it.
     """
     if not dist.is_initialized():
         return

@@ -1,4 +1,4 @@
-"""Policy losses: one file per method, which has a `make_loss`.
+"""Policy losses: one file per method, which defines `make_loss`.
 
 base       what a loss is given, what it gives, and how the config's name finds it
 ratios     probability ratios and how they are clipped

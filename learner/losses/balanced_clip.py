@@ -1,4 +1,4 @@
-"""Balanced clipping (Xi et al., arXiv 2510.18927, also called BAPO): bounds that are searched for each mini-batch.
+"""Balanced clipping (Xi et al., arXiv 2510.18927, also called BAPO): clip bounds searched for each mini-batch.
 
 The bounds of the ratio start narrow and widen until the tokens with A > 0 contribute enough:
 
@@ -7,8 +7,8 @@ The bounds of the ratio start narrow and widen until the tokens with A > 0 contr
     code       |min(r A, clip(r) A)|                          positive / negative     c_low to its end, then c_high
     gradient   r |A| where the clip lets a gradient through   positive / all          c_high to its end, then c_low
 
-The search sees all tokens of the mini-batch on all ranks; the bounds then hold for each of its passes. The
-loss is dual-clipped PPO with clip(r, c_low, c_high).
+The search uses all tokens of the mini-batch on all ranks; the bounds apply to all of its passes. The loss is
+dual-clipped PPO with clip(r, c_low, c_high).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
 from learner.losses.ratios import clipped_surrogate, dual_clipped, ratio
 
 TIE = 1e-9
-"""A metric this close to the target meets it exactly. That is enough, except for `code`: the released code adds its
-steps up, which ends just below."""
+"""A metric this close to the target meets it, except for `code`: the released code accumulates its steps, which ends
+just below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a search found."""
+    """Result of a search."""
 
     low: float
     high: float
     metric: float
-    """Value at these bounds."""
+    """Metric at these bounds."""
     num_evaluations: int
 
 
 class BalancedClip(PolicyLoss):
-    """The loss `balanced_clip`; before it is fitted its bounds are where the search starts."""
+    """The loss `balanced_clip`; before fitting, its bounds are the start of the search."""
 
     whole_minibatch = True
 
@@ -59,13 +59,13 @@ class BalancedClip(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
     def fitted(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> BalancedClip:
-        """With the bounds for this mini-batch."""
+        """The loss with the bounds for this mini-batch."""
         found = search(ratio(logprobs_M, anchor_M), inputs.advantage_M, inputs.rollout_M.exp(), self._settings)
         return BalancedClip(self._settings, found)
 
     @property
     def facts(self) -> Mapping[str, float]:
-        """The bounds and what they reach; a mini-batch without wrong responses has no ratio to them."""
+        """The bounds and their metric; with `code` the latter is infinite without incorrect responses."""
         found = self._bounds
         if found is None:
             return {}
@@ -91,8 +91,8 @@ def search(ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, settings: Lo
 
 
 def balance(metric: str, ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, low: float, high: float) -> float:
-    """How much the tokens with A > 0 contribute at these bounds, in float64. Infinite (`code`) without a
-    negative one, 1 without any token that contributes."""
+    """Contribution of the tokens with A > 0 at these bounds, in float64. Infinite (`code`) without a negative one, 1
+    if no token contributes."""
     ratio_M, advantage_M, rollout_M = ratio_M.double(), advantage_M.double(), rollout_M.double()
     positive_M, negative_M = advantage_M > 0, advantage_M < 0
     if metric == "gradient":
@@ -108,10 +108,10 @@ def balance(metric: str, ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor
 
 
 def _path(settings: LossConfig) -> Iterator[tuple[float, float]]:
-    """Bounds in the order in which they are tried; each changes one bound by one step.
+    """Bounds in search order; each changes one bound by one step.
 
-    `paper` searches as long as c_low can still be raised: where it is fixed, the bounds stay where they begin.
-    `code` cuts a step that would pass the end of the range; the others leave it out.
+    `paper` searches as long as c_low can be raised: if it is fixed, the bounds keep their initial values.
+    `code` shortens a step that would exceed the range; the others skip it.
     """
     is_code = settings.balanced_metric == "code"
     lows, highs = (_grid(bound, with_end=is_code) for bound in (settings.balanced_low, settings.balanced_high))
@@ -129,7 +129,7 @@ def _grid(bound: tuple[float, float, float], *, with_end: bool) -> list[float]:
     """From, from + step, ... to, without the rounding errors of repeated addition.
 
     Args:
-        with_end: the last value is `to`, also where the steps do not end there.
+        with_end: the last value is `to`, even if the steps do not end there.
     """
     start, stop, step = bound
     count = int((stop - start) / step + 1e-6)

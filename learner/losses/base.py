@@ -1,6 +1,6 @@
-"""What a policy loss is given and what it gives, per response token of one micro-batch; and how a name finds its loss.
+"""The interface of policy losses, per response token of one micro-batch, and their lookup by name.
 
-Suffixes: M response tokens, R responses of the micro-batch, one after the other.
+Suffixes: M response tokens, R responses of the micro-batch, concatenated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bapo.config.objective import LossConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Which response each token belongs to. A micro-batch never holds a part of a response."""
+    """Maps tokens to responses. A micro-batch contains only whole responses."""
 
     index_M: Tensor
     """[M] int64 from 0 to R - 1."""
@@ -34,7 +34,7 @@ class Rows:
         return self.sum(values_M) / self.lengths(values_M)
 
     def lengths(self, like: Tensor) -> Tensor:
-        """[R] tokens of each response, as numbers of the kind of `like`."""
+        """[R] tokens of each response, with the dtype and device of `like`."""
         return self.sum(torch.ones_like(like))
 
     def spread(self, values_R: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenInputs:
-    """What the loss of each response token is made of, in addition to the policy. All [M], float32 unless stated."""
+    """Inputs of the loss per response token, in addition to the policy. All [M], float32 unless stated."""
 
     rows: Rows
     anchor_M: Tensor
@@ -53,12 +53,12 @@ class TokenInputs:
     rollout_M: Tensor
     """log alpha; 0 for an expert's token."""
     reference_M: Tensor | None
-    """log pi_ref; None where the KL term does not need it."""
+    """log pi_ref; None if the KL term does not need it."""
     advantage_M: Tensor
     weight_M: Tensor
-    """Of the token in the loss of the mini-batch (`aggregation.token_weights`)."""
+    """Weight in the loss of the mini-batch (`aggregation.token_weights`)."""
     expert_M: Tensor
-    """bool: no policy sampled it."""
+    """bool: expert token, not sampled by a policy."""
     reference_share: float = 1.0
     """Share of the KL term to pi_ref in kl_ref = convex; the rest is to pi_theta_t."""
     policy_share_M: Tensor | None = None
@@ -67,43 +67,43 @@ class TokenInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surrogate:
-    """What a loss gives for each token, before importance weight, KL and entropy. All [M] float32."""
+    """Output of a loss per token, before importance weight, KL and entropy. All [M] float32."""
 
     loss_M: Tensor
-    """Differentiable in the policy's log-probs alone."""
+    """Differentiable with respect to the policy's log-probs only."""
     ratio_M: Tensor
-    """rho, detached: for the records."""
+    """rho, detached, for logging."""
     clipped_M: Tensor
     """1 where clipping changed the objective."""
 
 
 class PolicyLoss:
-    """Base of every loss. A response's loss may be given to its tokens in any shares that add up to it over equal
-    token weights: the weights of one response are equal in every aggregation."""
+    """Base class of losses. A response's loss may be distributed over its tokens in any way, because every aggregation
+    gives them equal weights."""
 
     whole_minibatch = False
-    """`fitted` needs the log-probs of the mini-batch before its first pass."""
+    """Whether `fitted` needs the log-probs of the mini-batch before its first pass."""
 
     def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
         """The loss of each token.
 
         Args:
-            logprobs_M: of the policy.
-            anchor_M: as in `inputs`, with unknown ones replaced by the policy's own, detached.
+            logprobs_M: log-probs of the policy.
+            anchor_M: as in `inputs`, with NaN replaced by the policy's log-probs, detached.
         """
         raise NotImplementedError
 
     def fitted(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> PolicyLoss:
-        """The loss for one mini-batch, from all of its computed tokens on all ranks; the same on every rank."""
+        """The loss fitted to one mini-batch from all computed tokens on all ranks; identical on every rank."""
         return self
 
     @property
     def facts(self) -> Mapping[str, float]:
-        """What the records should say of a fitted loss."""
+        """Values of a fitted loss to log."""
         return {}
 
 
 def load_loss(settings: LossConfig) -> PolicyLoss:
-    """The loss that `learner/losses/<settings.name>.py` makes. The configuration has refused unknown names."""
+    """Load `learner/losses/<settings.name>.py`. Unknown names were rejected by the config."""
     module: Any = importlib.import_module(f"learner.losses.{settings.name}")
     return cast(PolicyLoss, module.make_loss(settings))

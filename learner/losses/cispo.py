@@ -1,8 +1,8 @@
-"""CISPO (arXiv 2506.13585): a clipped ratio without gradient weighs log pi, so that every token keeps its gradient.
+"""CISPO (arXiv 2506.13585): log pi weighted by a clipped, detached ratio, so that every token keeps its gradient.
 
     -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi_theta          rho = pi_theta / anchor
 
-MiniMax bounds the ratio from above alone: clip_low = null.
+MiniMax bounds the ratio only from above: clip_low = null.
 """
 
 from __future__ import annotations

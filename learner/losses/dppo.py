@@ -1,4 +1,4 @@
-"""DPPO with a binary total-variation mask (prime-rl's default loss): stop where the probability itself has moved far.
+"""DPPO with a binary total-variation mask (prime-rl's default loss): masks tokens whose probability has moved too far.
 
     p = pi_theta, q = alpha:   -A p / q, dropped where (A > 0 and p - q > clip_high) or (A < 0 and p - q < -clip_low)
 

@@ -1,8 +1,8 @@
-"""Generalised PPO with an additive centre (ReMix, arXiv 2507.06892; after GePPO): the clip moves with pi_theta_t.
+"""Generalized PPO with an additive center (ReMix, arXiv 2507.06892; after GePPO): the clip range moves with pi_theta_t.
 
     -min(r A, clip(r, c - clip_low, c + clip_high) A)      r = pi_theta / alpha,  c = pi_theta_t / alpha
 
-For a fresh token c = 1, so this is PPO. There is no importance weight: r is the whole correction.
+For a fresh token c = 1, so this is PPO. There is no importance weight: r is the full correction.
 """
 
 from __future__ import annotations

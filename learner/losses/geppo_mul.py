@@ -1,8 +1,8 @@
-"""Generalised PPO with a multiplicative centre (DOTS with rollout replay, its `compute_policy_loss_temp`).
+"""Generalized PPO with a multiplicative center (DOTS with rollout replay, its `compute_policy_loss_temp`).
 
     -min(r A, clip(r, c (1 - clip_low), c (1 + clip_high)) A)      r = pi_theta / alpha,  c = pi_theta_t / alpha
 
-The same as the decoupled loss without truncation: c times PPO's loss around pi_theta_t.
+Equal to the decoupled loss without truncation: c times PPO's loss around pi_theta_t.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GSPO (arXiv 2507.18071): one ratio per response, the geometric mean over its tokens, clipped as PPO's.
+"""GSPO (arXiv 2507.18071): one ratio per response, the geometric mean over its tokens, clipped as in PPO.
 
     s = exp(mean_t log(pi_theta / anchor))      -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
 

@@ -1,9 +1,9 @@
-"""LUFFY (arXiv 2504.14945): an expert's tokens are shaped, so that unlikely ones keep their gradient.
+"""LUFFY (arXiv 2504.14945): policy shaping on expert tokens, so that unlikely ones keep their gradient.
 
-    sampled tokens    PPO's surrogate; LUFFY takes the clip off: clip_low = clip_high = null
-    expert's tokens   -A f(pi_theta)      f(p) = p / (p + gamma)
+    sampled tokens   PPO's surrogate; LUFFY has no clip: clip_low = clip_high = null
+    expert tokens    -A f(pi_theta)      f(p) = p / (p + gamma)
 
-pi_phi = 1 stands for the expert's own probability. The weight on grad log pi is gamma p / (p + gamma)^2.
+pi_phi = 1 is the expert's probability. The weight on grad log pi is gamma p / (p + gamma)^2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Luffy(PolicyLoss):
         shaped_M = -inputs.advantage_M * shaped_probability(logprobs_M.exp(), self._gamma)
         return Surrogate(
             loss_M=torch.where(expert_M, shaped_M, sampled_M),
-            # An expert's token has no ratio: no policy sampled it.
+            # Expert tokens have no ratio: no policy sampled them.
             ratio_M=torch.where(expert_M, torch.ones_like(ratio_M), ratio_M).detach(),
             clipped_M=torch.where(expert_M, torch.zeros_like(clipped_M), clipped_M),
         )

@@ -2,28 +2,28 @@
 
 Suffixes: M response tokens of a micro-batch, R responses.
 
-Four policies meet at each token, all as log-probabilities in nats:
+Four policies per token, all as log-probabilities in nats:
 
     logprobs      pi_theta       being trained
-    anchor        the policy that the trust region is centred on; the ratio mode decides which (`update/anchors.py`)
+    anchor        center of the trust region, chosen by the ratio mode (`update/anchors.py`)
     rollout       alpha          sampled the token (for a reused group: alpha_B)
     reference     pi_ref         frozen base model, only for kl_ref = reference and convex
 
     rho = pi_theta / anchor      w = min(anchor / alpha, C)  (1 in mode `direct`, where anchor = alpha)
     L = agg(w surrogate(rho, A)) + kl_coef agg(kl) - entropy_coef agg(H)
 
-Each aggregation is a weight per token over the whole mini-batch of all ranks, so L is a plain sum over tokens: it
-does not depend on how tokens are packed, ordered or dealt.
+Each aggregation is a weight per token over the whole mini-batch of all ranks, so L is a plain sum over tokens,
+independent of packing, order and distribution over ranks.
 
-Importance weight w, of a policy that sampled but is not the one that the ratio is centred on (AReaL `ppo_actor_loss_fn`
-and `apply_rejection_sampling`; verl `rollout_corr_helper`; TRL):
+Importance weight w, if the behavior policy is not the anchor (AReaL `ppo_actor_loss_fn` and
+`apply_rejection_sampling`; verl `rollout_corr_helper`; TRL):
 
     level     token      w_t = anchor_t / alpha_t
               sequence   the product over the response, for each of its tokens
               geometric  the geometric mean over the response
     mode      truncate   min(w, C)
-              mask       w within [floor, C], and what is outside is left out
-    veto      a response with any token of anchor / alpha below the bound is left out, whatever the level
+              mask       w if within [floor, C], else the token is excluded
+    veto      a response with any token of anchor / alpha below the bound is excluded, at any level
 
 Estimators of KL(pi_theta | anchor) per token, with d = log(pi_theta / anchor); all are d^2 / 2 to second order:
 
@@ -55,7 +55,7 @@ class TokenLosses:
     """The parts of the objective per token. All [M] float32."""
 
     surrogate_M: Tensor
-    """With its importance weight."""
+    """Includes the importance weight."""
     kl_M: Tensor
     ratio_M: Tensor
     """rho, detached."""
@@ -64,14 +64,14 @@ class TokenLosses:
 
 
 def token_losses(logprobs_M: Tensor, inputs: TokenInputs, loss: PolicyLoss, settings: LossConfig) -> TokenLosses:
-    """Surrogate and KL of each token; differentiable in `logprobs_M` alone."""
+    """Surrogate and KL of each token; differentiable with respect to `logprobs_M` only."""
     anchor_M = known_anchor(logprobs_M, inputs)
     found = loss.surrogate(logprobs_M, anchor_M, inputs)
     surrogate_M = found.loss_M
     if takes_importance_weight(settings):
         weight_M, kept_M = importance_weight(anchor_M, inputs.rollout_M, inputs.rows, settings)
         surrogate_M = surrogate_M * weight_M
-        if kept_M is not None:  # where, not a product: 0 times an infinite loss is no number
+        if kept_M is not None:  # where, not a product: 0 times an infinite loss is NaN
             surrogate_M = torch.where(kept_M, surrogate_M, torch.zeros_like(surrogate_M))
     return TokenLosses(
         surrogate_M=surrogate_M,
@@ -100,14 +100,14 @@ def known_anchor(logprobs_M: Tensor, inputs: TokenInputs) -> Tensor:
 
 
 def takes_importance_weight(settings: LossConfig) -> bool:
-    """Whether w multiplies the surrogate. In mode `direct` the ratio is the whole correction already."""
+    """Whether w multiplies the surrogate. In mode `direct` the ratio already is the full correction."""
     return settings.ratio_mode != "direct" and settings.importance_level != "none"
 
 
 def _kl(logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs, settings: LossConfig) -> Tensor:
-    """KL per token: to alpha, to pi_ref, or to pi_ref and pi_theta_t in shares (ReMix)."""
+    """KL per token: to alpha, to pi_ref, or to a mix of pi_ref and pi_theta_t (ReMix)."""
     if settings.kl_ref == "behavior" or inputs.reference_M is None:
-        # Without a reference kl_coef is 0: the distance to alpha still is worth a record.
+        # Without a reference kl_coef is 0, but the KL to alpha is still recorded.
         name = settings.kl_estimator if settings.kl_ref == "behavior" else None
         kl_M = ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
         return torch.where(inputs.expert_M, torch.zeros_like(kl_M), kl_M)  # no policy sampled an expert's token
@@ -142,13 +142,13 @@ def is_rev(logprobs_M: Tensor, anchor_M: Tensor) -> Tensor:
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "is_rev": is_rev}
-"""By the name that `loss.kl_estimator` gives them."""
+"""Keyed by `loss.kl_estimator`."""
 
 
 def importance_weight(
     anchor_M: Tensor, rollout_M: Tensor, rows: Rows, settings: LossConfig
 ) -> tuple[Tensor, Tensor | None]:
-    """[M] w without gradient, and [M] bool which tokens stay in the loss (None: all)."""
+    """[M] detached w, and [M] bool mask of the tokens kept in the loss (None: all)."""
     anchor_M = anchor_M.detach()
     weight_M = _raw_weight(anchor_M, rollout_M, rows, settings.importance_level)
     kept_M = None

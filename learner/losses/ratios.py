@@ -1,4 +1,4 @@
-"""Probability ratios, from log-probs in nats, and how they are clipped: PPO's pessimistic bound and the dual clip."""
+"""Probability ratios from log-probs in nats, and their clipping: PPO's pessimistic bound and the dual clip."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from learner.losses.base import Rows
 
 LOG_RATIO_LIMIT = 20.0
-"""exp(20) = 5e8: no sensible ratio, but far from the overflow of float32 at exp(88)."""
+"""exp(20) = 5e8: far beyond any sensible ratio, and far from the overflow of float32 at exp(88)."""
 
 
 def log_ratio(numerator_M: Tensor, denominator_M: Tensor) -> Tensor:
-    """log(numerator / denominator), kept where exp is finite."""
+    """log(numerator / denominator), clamped such that exp is finite."""
     return (numerator_M - denominator_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -28,7 +28,7 @@ def sequence_ratio(numerator_M: Tensor, denominator_M: Tensor, rows: Rows) -> Te
 
 def geometric_ratio(numerator_M: Tensor, denominator_M: Tensor, rows: Rows) -> Tensor:
     """[R] the geometric mean of numerator / denominator over the tokens of each response."""
-    # The mean is bounded, not its tokens: each of them counts for what it is.
+    # Clamp the mean, not its tokens.
     return rows.mean(numerator_M - denominator_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -36,10 +36,10 @@ Bound = Tensor | float | None
 
 
 def clipped_surrogate(ratio_M: Tensor, advantage_M: Tensor, low: Bound, high: Bound) -> tuple[Tensor, Tensor]:
-    """-min(rho A, clip(rho, low, high) A), and 1 where the clip changed it.
+    """-min(rho A, clip(rho, low, high) A), and 1 where clipping changed it.
 
     Args:
-        low, high: bounds of the ratio itself, one for all or one per token; None: not bounded on that side.
+        low, high: bounds of the ratio, one for all tokens or one per token; None: unbounded.
     """
     plain_M = -ratio_M * advantage_M
     bounded_M = -clamped(ratio_M, low, high) * advantage_M
@@ -49,7 +49,7 @@ def clipped_surrogate(ratio_M: Tensor, advantage_M: Tensor, low: Bound, high: Bo
 def dual_clipped(
     loss_M: Tensor, clipped_M: Tensor, advantage_M: Tensor, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The loss bounded by -c A where A < 0; without a bound as it was."""
+    """The loss bounded by -c A where A < 0; unchanged without a bound."""
     if dual_clip is None:
         return loss_M, clipped_M
     ceiling_M = -dual_clip * advantage_M
@@ -64,5 +64,5 @@ def bounds_around_one(clip_low: float | None, clip_high: float | None) -> tuple[
 
 def clamped(ratio_M: Tensor, low: Bound, high: Bound) -> Tensor:
     """clip(rho, low, high), where None means unbounded."""
-    # Both are tensors or both are numbers: torch knows no mixture, and its types none of either.
+    # Both are tensors or both are numbers: torch does not support a mix, and its type stubs do not express this.
     return ratio_M if low is None and high is None else ratio_M.clamp(low, high)  # type: ignore[arg-type]

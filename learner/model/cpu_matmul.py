@@ -1,10 +1,10 @@
 """Matrix products on CPUs through oneDNN instead of MKL.
 
-PyTorch multiplies float32 matrices with MKL, which takes its AVX2 path on AMD processors: 110 GFLOP/s on one Zen 5
-core, where oneDNN's AVX-512 kernels reach 245 (forward, input gradient) and 175 (weight gradient). Products are two
-thirds of a step of a small model, so this is worth a quarter of it. oneDNN is part of PyTorch, but only its compiler
-uses it for float32; this file calls the same operator. Where it is missing, or on another device or dtype, PyTorch's
-own product is taken. Sums are in float32 either way: results differ by rounding only.
+PyTorch multiplies float32 matrices with MKL, which uses its AVX2 path on AMD processors: 110 GFLOP/s on one Zen 5
+core, where oneDNN's AVX-512 kernels reach 245 (forward, input gradient) and 175 (weight gradient). Matrix products are
+two thirds of a step of a small model, so this saves a quarter of it. oneDNN is part of PyTorch, but only its compiler
+uses it for float32; this file calls the same operator. If it is missing, or on another device or dtype, PyTorch's
+product is used. Sums are in float32 either way: results differ only by rounding.
 
 Suffixes: N rows, I input features, O output features.
 """
@@ -28,7 +28,7 @@ def product(left_NK: Tensor, right_MK: Tensor) -> Tensor:
 
 
 class OneDnnLinear(nn.Linear):
-    """nn.Linear whose three products go through `product`; the parameters are those of nn.Linear."""
+    """nn.Linear whose three products use `product`, with the same parameters."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -54,7 +54,7 @@ class _Product(torch.autograd.Function):
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let every plain linear layer of a model on the CPU use it, in place."""
+    """Replace every plain linear layer of a model on the CPU, in place."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.device.type == "cpu":
             module.__class__ = OneDnnLinear

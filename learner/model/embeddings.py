@@ -1,7 +1,7 @@
 """`python -m learner.model.embeddings --config RUN/config.toml --run-dir RUN`: embed the training prompts, once.
 
-An embedding is the mean of the base model's last hidden states over the prompt's tokens. The learner does this itself
-before its first step when the prompt selector needs it; by hand it is for another place or an earlier time.
+An embedding is the mean of the base model's last hidden states over the prompt's tokens. The learner computes them
+before its first step if the prompt selector needs them; run this to compute them elsewhere or in advance.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PROMPTS_AT_ONCE = 64
 
 
 def make_embeddings(config: Config, run: RunDirectory) -> None:
-    """Write the file when the selector needs one and it is not there. Raises: ConfigError, StorageError."""
+    """Write the embeddings if the selector needs them and they do not exist. Raises: ConfigError, StorageError."""
     path = embeddings_path(config, run)
     if not needs_embeddings(config.algorithm.selector) or path.exists():
         return
     if config.selector.embeddings is not None:
-        raise ConfigError(f"selector.embeddings = {path}: there is no such file; null makes one of the base model")
+        raise ConfigError(f"selector.embeddings = {path}: file not found; null computes them with the base model")
     prompts = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")
     embeddings = embed(config.model.path, [prompt.text for prompt in prompts], pick_device(config.learner.device))
     write_embeddings(path, [prompt.prompt_id for prompt in prompts], embeddings)
@@ -44,14 +44,14 @@ def make_embeddings(config: Config, run: RunDirectory) -> None:
 
 @torch.inference_mode()
 def embed(model_path: str, texts: Sequence[str], device: torch.device) -> NDArray[np.float32]:
-    """[N, D] mean last hidden state over the tokens of each text. Raises: ConfigError when the model does not load."""
+    """[N, D] mean last hidden state over the tokens of each text. Raises: ConfigError if the model cannot be loaded."""
     try:
         model: Any = AutoModel.from_pretrained(model_path, dtype=torch.float32).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(model_path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path={model_path}: cannot embed prompts with it: {error}") from error
     encoded = [tokenizer.encode(text) for text in texts]
-    # Of like lengths together, so that little is padding; the order of the result is that of the texts.
+    # Similar lengths together, to reduce padding; the result is in the order of the texts.
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     found = np.empty((len(encoded), model.config.hidden_size), dtype=np.float32)
     for first in range(0, len(order), PROMPTS_AT_ONCE):
@@ -61,7 +61,7 @@ def embed(model_path: str, texts: Sequence[str], device: torch.device) -> NDArra
 
 
 def _mean_hidden(rows: Sequence[list[int]], model: Any, device: torch.device) -> torch.Tensor:
-    """[len(rows), D]. Padded on the right, where a causal model's other tokens do not see it."""
+    """[len(rows), D]. Padded on the right, where causality masks it."""
     longest = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
@@ -72,7 +72,7 @@ def _mean_hidden(rows: Sequence[list[int]], model: Any, device: torch.device) ->
 
 
 def main(flags: Flags) -> None:
-    """Embed, if it is not done."""
+    """Embed the prompts if necessary."""
     make_embeddings(flags.config, flags.run)
 
 

@@ -1,10 +1,10 @@
-"""How a model comes to the ranks: rank 0 reads it, checks it, and gives the others their parts, tensor by tensor.
+"""Loading a model: rank 0 reads and checks it, and scatters it to the other ranks, tensor by tensor.
 
     rank 0          reads the whole model in float32 into host memory
-    every rank      builds it without data (on `meta`), spreads it, and takes its part of one tensor after the other
+    every rank      builds it without data (on `meta`), shards it, and receives its shard of each tensor in turn
 
-So no rank but 0 ever holds a whole model, and no accelerator holds more than one whole tensor of it. One rank in
-float32 reads the model straight to its device.
+So only rank 0 ever has a whole model, and no accelerator has more than one whole tensor of it. A single rank in float32
+reads the model directly to its device.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def load_module(
     recompute: bool = False,
     frozen: bool = False,
 ) -> Module:
-    """A module with a transformers model as `.model`, ready to compute. All ranks must call it.
+    """Load a module with a transformers model as `.model`, ready to compute. Collective.
 
     Args:
-        read: the module with its weights, float32, on the CPU; called on rank 0 alone.
-        build: the same without weights.
+        read: returns the module with its weights, float32, on the CPU; called only on rank 0.
+        build: returns it without weights.
         dtype: of the forward pass.
-        check: refuses a module that cannot be trained, before it is spread.
-        frozen: kept in `dtype` where it is spread, without gradients.
-    Raises: ConfigError, on every rank, when rank 0 cannot read it or refuses it.
+        check: raises for a module that cannot be trained, before it is sharded.
+        frozen: without gradients; sharded in `dtype`.
+    Raises: ConfigError on every rank if `read` or `check` fails on rank 0.
     """
     if not is_spread(world, dtype):
         module = _ready(read().to(world.device))
@@ -71,7 +71,7 @@ def _ready(module: Module) -> Module:
 
 
 def _read_on_leader(read: Callable[[], Module], check: Callable[[Module], None], world: World) -> Mapping[str, Tensor]:
-    """Parameters and buffers on rank 0, nothing elsewhere; a refusal is everybody's."""
+    """Parameters and buffers on rank 0, empty elsewhere; an error is raised on every rank."""
     refusal: bytes | memoryview | None = None
     tensors: dict[str, Tensor] = {}
     if world.leads:
@@ -89,35 +89,35 @@ def _read_on_leader(read: Callable[[], Module], check: Callable[[Module], None],
 
 @torch.no_grad()
 def _fill(module: nn.Module, source: Mapping[str, Tensor], world: World) -> None:
-    """Rank 0's values into the parameters and buffers of all."""
+    """Copy rank 0's values into the parameters and buffers of all ranks."""
     for name, parameter in module.named_parameters():
         parameter.copy_(scatter_like(source.get(name), parameter))
-    for name, buffer in module.named_buffers():  # also those in no file, such as the frequencies of rotary positions
+    for name, buffer in module.named_buffers():  # including non-persistent ones, such as rotary frequencies
         if world.leads:
             buffer.copy_(source[name])
         broadcast(buffer)
 
 
 def checkpoints_activations(setting: bool | Literal["auto"], device: torch.device) -> bool:
-    """learner.gradient_checkpointing; auto: where memory is scarce, on CUDA."""
+    """Resolve learner.gradient_checkpointing; auto: only on CUDA."""
     return device.type == "cuda" if setting == "auto" else setting
 
 
 def checkpoint_activations(module: nn.Module) -> None:
-    """Activation checkpointing, in place, before the module is spread over ranks: every decoder layer of `module.model`
-    keeps its input alone and computes the rest again on the way back.
+    """Enable activation checkpointing in place, before sharding: every decoder layer of `module.model` keeps only its
+    input and recomputes the rest in the backward pass.
 
-    Without it the activations of every layer stay until the backward pass: in bfloat16 34 D bytes a token and layer,
-    or some 60 D where the MLP is gated and wide (Korthikanti et al. 2022, section 4.1, without scores), with it 2 D,
-    and those of one layer at a time. The price is one more forward pass through the layers, a third of a step's
-    arithmetic.
+    Without it the activations of every layer are kept until the backward pass: in bfloat16 34 D bytes per token and
+    layer, or about 60 D with a wide gated MLP (Korthikanti et al. 2022, section 4.1, without scores); with it 2 D,
+    plus the activations of one layer at a time. The cost is an extra forward pass through the layers, about a third
+    of a step's FLOPs.
 
-    The numbers are the same to the last bit: a layer sees the same tensors and the same `Packing`, which travel as its
-    arguments, and draws nothing at random, because the model is always in eval mode. For that reason the random state
-    is not kept either, and transformers' own switch, which only acts in training mode, is not used.
+    Results are bitwise identical: a layer gets the same tensors and the same `Packing` as arguments, and there is no
+    randomness, because the model is always in eval mode. So the RNG state is not saved, and transformers' own switch,
+    which requires training mode, is not used.
 
-    The forward function is replaced, not the layer: parameters keep their names, and FSDP, whose hooks stand around
-    the forward function, gathers a layer's weights before it is computed again.
+    The forward function is replaced, not the layer: parameter names are unchanged, and FSDP, whose hooks wrap the
+    forward function, gathers a layer's weights before it is recomputed.
     """
     for layer in decoder_layers(module):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of response tokens, without ever holding [tokens x vocabulary].
+"""Log-probabilities and entropies of response tokens, without materializing [tokens x vocabulary].
 
 Suffixes: M response tokens, D hidden size, V vocabulary, C tokens of one chunk.
 
@@ -32,9 +32,9 @@ def response_logprobs(
     """log pi(target) and the entropy of pi, both [M] float32 in nats, differentiable in `hidden_MD` and `head_VD`.
 
     Args:
-        temperature: of sampling; log-probs are those of the tempered distribution, as the engine's are.
-        chunk_tokens: rows of logits that exist at one time.
-        compute_dtype: of the matrix products; sums over the vocabulary are float32 always.
+        temperature: sampling temperature; log-probs are those of the tempered distribution, like the engine's.
+        chunk_tokens: rows of logits per chunk.
+        compute_dtype: of the matrix products; sums over the vocabulary are always float32.
     """
     logprobs_M, entropy_M = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
         hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype
@@ -73,12 +73,12 @@ class _ChunkedHead(torch.autograd.Function):
         temperature, chunk_tokens, compute_dtype = ctx.settings
         head = head_VD.to(compute_dtype)
         grad_hidden_MD = torch.empty_like(hidden_MD)
-        # Of all chunks in float32: in bfloat16 the later ones would be rounded away.
+        # Accumulate chunks in float32: in bfloat16 the later ones would be rounded away.
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.promote_types(head_VD.dtype, torch.float32))
         for span in _chunks(len(target_M), chunk_tokens):
             log_p_CV = _logits(hidden_MD[span], head, temperature).sub_(log_z_M[span, None])
             grad_C, grad_entropy_C = grad_logprobs_M[span], grad_entropy_M[span]
-            # Of p: -g - e (log p + H); of the chosen token besides: + g.
+            # Factor of p: -g - e (log p + H); the target token adds + g.
             slope_CV = log_p_CV.mul(-grad_entropy_C[:, None]).sub_((grad_C + grad_entropy_C * entropy_M[span])[:, None])
             grad_logits_CV = slope_CV.mul_(log_p_CV.exp_())
             grad_logits_CV.scatter_add_(1, target_M[span, None], grad_C[:, None])
@@ -89,7 +89,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
-    """[C, V] float32, with no other owner: callers change it in place."""
+    """[C, V] float32; a new tensor, which callers modify in place."""
     logits_CV = product(hidden_CD.to(head_VD.dtype), head_VD).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 

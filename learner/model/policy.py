@@ -1,8 +1,8 @@
-"""pi_theta: a causal LM of transformers that answers one question: log-probs of packed response tokens.
+"""pi_theta: a transformers causal LM that computes log-probs of packed response tokens.
 
-Parameters that are trained are float32 always, so that the optimizer's small steps are not rounded away. With
-model.dtype = bfloat16 FSDP gathers them in bfloat16, layer by layer, on one rank and on many alike, and the whole pass
-is in bfloat16 except sums over the vocabulary; gradients reach the optimizer in float32.
+Trained parameters are always float32, so that small optimizer steps are not rounded away. With model.dtype = bfloat16
+FSDP gathers them in bfloat16, layer by layer, on one or several ranks, and the whole pass is in bfloat16 except sums
+over the vocabulary; gradients reach the optimizer in float32.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from learner.model.logprobs import response_logprobs
 log = logging.getLogger(__name__)
 
 HEAD_TOLERANCE = 1e-3
-"""Nats by which our log-probs may differ from the model's own in float32; a wrong head differs by much more."""
+"""Tolerance in nats against the model's own log-probs in float32; a wrong head differs by much more."""
 
 
 class Policy(nn.Module):
-    """A transformers causal LM with packed attention and a head in chunks. It is always in eval mode: no dropout."""
+    """A transformers causal LM with packed attention and a chunked head. Always in eval mode: no dropout."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     def forward(self, micro: MicroBatch, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """log pi(y_t | .) and entropy, both [M] float32, for the response tokens of one micro-batch.
 
         Args:
-            temperature: of the distribution; that of the rollouts when not given.
+            temperature: of the distribution; default: that of the rollouts.
         """
         output = self.model.base_model(
             input_ids=micro.token_ids_N.unsqueeze(0),
@@ -76,13 +76,11 @@ class Policy(nn.Module):
 
 
 def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool = False) -> Policy:
-    """The model in a folder of Hugging Face format (or a hub id), over all ranks, ready to train.
-
-    All ranks must call it.
+    """Load a model in Hugging Face format (folder or hub id) over all ranks, ready to train. Collective.
 
     Args:
-        frozen: without gradients, as pi_ref is.
-    Raises: ConfigError when it is missing or is not a causal LM that the learner can pack.
+        frozen: without gradients, as for pi_ref.
+    Raises: ConfigError if it is missing or not a supported causal LM.
     """
     dtype = getattr(torch, config.model.dtype)
     generation: list[GenerationConfig] = []
@@ -126,13 +124,13 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
 
 def _unreadable(path: str | Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.path={path}: cannot be loaded as a causal LM: {error}; write a folder with config.json and "
-        "safetensors, or the id of a model that is in the local Hugging Face cache"
+        f"model.path={path}: cannot be loaded as a causal LM: {error}; set it to a folder with config.json and "
+        "safetensors, or to the id of a model in the local Hugging Face cache"
     )
 
 
 def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> MicroBatch:
-    """One sequence whose every token but the first is a response token."""
+    """One sequence in which all tokens except the first are response tokens."""
     places = np.arange(len(token_ids) - 1)
     ids, places_N = torch.tensor(token_ids, device=device), torch.from_numpy(places).to(device)
     return MicroBatch(
@@ -148,10 +146,10 @@ def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> Mic
 
 @torch.no_grad()
 def check_head(policy: Policy, path: str | Path) -> None:
-    """Compare our log-probs of a few tokens with those of the model's own forward pass.
+    """Compare the packed log-probs of a few tokens with the model's own forward pass.
 
-    Some architectures scale or cap their logits after the head, or attend in their own way; they are refused here
-    instead of being trained on wrong log-probs.
+    Some architectures scale or cap logits after the head, or have special attention; they are rejected here instead
+    of being trained on wrong log-probs.
     """
     model, dtype = policy.model, policy.dtype
     head = model.get_output_embeddings()

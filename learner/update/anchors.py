@@ -1,17 +1,16 @@
-"""The policies that an update refers to: the anchor of the trust region, and the reference of the KL term (Eqs. 1, 3).
+"""The fixed policies of an update: the anchor of the trust region, and the reference of the KL term (Eqs. 1, 3).
 
     direct        anchor = alpha, the rollout policy: nothing to compute
     decoupled     anchor = pi_theta_t, for all of D_t
     official      anchor = pi_gen, the trained weights at the step in which the group was generated
     interpolated  between alpha and the policy that trains, by the age of the token: no pass of its own
 
-The learner sees a group for the first time in the step whose assembly took it, so for X1 and X2 pi_gen is pi_theta_t of
-that step. X3 comes back within the window of B_high; its pi_gen is remembered here by group id and is part of every
-checkpoint. A group of X3 that was never trained before (its filter left it out at birth) was never evaluated: its
-anchor is pi_theta_t of its first use.
+The learner first sees a group in the step whose assembly consumed it, so for X1 and X2 pi_gen is pi_theta_t of that
+step. X3 is reused within the window of B_high; its pi_gen is stored here by group id and in every checkpoint. A group
+of X3 that was filtered in its first step was never evaluated: its anchor is pi_theta_t of its first use.
 
-Unknown anchors are NaN. Those of the first mini-batch need no pass of their own: the policy that trains on it still is
-theta_t, so the policy's own log-probs are the anchor, and the ratio is exactly 1.
+Unknown anchors are NaN. The first mini-batch needs no separate pass: its policy still is theta_t, so the policy's own
+log-probs are the anchor, and the ratio is exactly 1.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ class GenerationMemory:
     """log pi_gen of groups that may be reused, by group id."""
 
     def __init__(self, window: int) -> None:
-        """`window`: steps after its first use during which a group may come back (S of B_high)."""
+        """`window`: steps after its first use in which a group may be reused (S of B_high)."""
         self._window = window
         self._logprobs: dict[str, Float32s] = {}
         self._steps: dict[str, int] = {}
 
     def recall(self, group_id: str) -> Float32s | None:
-        """[T] in nats; None when this group was not trained within the window."""
+        """[T] in nats; None if this group was not trained within the window."""
         return self._logprobs.get(group_id)
 
     def remember(self, step: int, group_id: str, logprobs: Float32s) -> None:
-        """Keep what pi_theta_step gave; the first use counts, later ones change nothing."""
+        """Store the log-probs of the first use; later calls have no effect."""
         if group_id not in self._logprobs:
             self._logprobs[group_id] = logprobs
             self._steps[group_id] = step
 
     def drop_before(self, step: int) -> None:
-        """Drop what can no longer come back at `step` or later."""
+        """Drop groups that cannot be reused at `step` or later."""
         for group_id in [found for found, used in self._steps.items() if used < step - self._window]:
             del self._logprobs[group_id], self._steps[group_id]
 
@@ -72,7 +71,7 @@ class GenerationMemory:
         return self._steps
 
     def load(self, columns: Mapping[str, Float32s], steps: Mapping[str, int]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load from a checkpoint."""
         self._logprobs, self._steps = dict(columns), dict(steps)
 
 
@@ -106,17 +105,17 @@ def policy_shares(batch: Batch, columns: Columns, settings: LossConfig) -> Float
 
 
 def remember_anchors(batch: Batch, anchors_M: Float32s, settings: LossConfig, memory: GenerationMemory) -> None:
-    """After the step: keep pi_gen of its groups for their reuse, drop what is too old."""
+    """After a step: store pi_gen of its groups for reuse, drop old ones."""
     if settings.ratio_mode != "official":
         return
     for entry, span in zip(batch.entries, token_spans(batch), strict=True):
-        if not np.isnan(anchors_M[span]).any():  # a group that added nothing to the loss was not evaluated
+        if not np.isnan(anchors_M[span]).any():  # a group without contribution to the loss was not evaluated
             memory.remember(batch.step, entry.group.group_id, anchors_M[span].copy())
     memory.drop_before(batch.step + 1)
 
 
 class Reference:
-    """pi_ref of the KL term: the base model, frozen, until a restart puts the policy in its place (ReMix)."""
+    """pi_ref of the KL term: the frozen base model, until a restart replaces it by the policy (ReMix)."""
 
     def __init__(self, policy: Policy, settings: LossConfig) -> None:
         """`policy`: frozen, with the weights of the base model."""
@@ -125,13 +124,13 @@ class Reference:
         self._replaced = False
 
     def begin_step(self, step: int, trained: Policy) -> None:
-        """After step T, once: take the weights that the policy has at the beginning of this step."""
+        """After step T, once: copy the weights of the policy at the beginning of this step."""
         restart = self._settings.kl_restart_step
         if restart is None or step <= restart or self._replaced:
             return
         copy_parameters(trained, self.policy)
         self._replaced = True
-        log.info("step %d the reference of the KL term is now the policy of this step", step)
+        log.info("step %d the KL reference is now the policy of this step", step)
 
     def share(self, step: int) -> float:
         """Weight of KL(pi_theta | pi_ref) in the KL term; the rest is to pi_theta_t."""
@@ -140,14 +139,14 @@ class Reference:
         return reference_share(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold: nothing, as long as it is the base model. All ranks must call it."""
+        """State for a checkpoint; empty while it is the base model. Collective."""
         if not self._replaced:
             return {}
         reshard(self.policy)
         return gather(dict(self.policy.model.named_parameters()))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load from a checkpoint."""
         load_parameters(self.policy.model, tensors)
         self._replaced = True
 
@@ -158,10 +157,10 @@ FULL_UNTIL = 50
 """Last step at which the base model has the whole share."""
 STEPS_PER_STAGE = 10
 LOSS_PER_STAGE = 0.1
-LEAST = 0.5
+MIN_SHARE = 0.5
 
 
 def reference_share(step: int) -> float:
     """lambda(t) = max(1 - 0.1 ceil(max(t - 50, 0) / 10), 0.5): ReMix's share of the KL to the base model."""
     stages = math.ceil(max(step - FULL_UNTIL, 0) / STEPS_PER_STAGE - TOLERANCE)
-    return max(1.0 - LOSS_PER_STAGE * stages, LEAST)
+    return max(1.0 - LOSS_PER_STAGE * stages, MIN_SHARE)

@@ -3,8 +3,8 @@
     V of all tokens with the current critic -> GAE -> advantages, whitened over the batch; returns
     value loss of a token = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), mean over tokens
 
-V stands for the state before a token, so it is read where the policy reads that token's log-prob. Values are never
-stored with a group: what is reused is valued again. The head begins at 0.
+V is the value of the state before a token, so it is computed at the position of that token's log-prob. Values are never
+stored with a group: reused groups are evaluated again. The head is initialized to 0.
 
 Suffixes: M response tokens, D hidden size.
 """
@@ -44,7 +44,7 @@ class Critic(nn.Module):
 
     @property
     def float32_parts(self) -> tuple[nn.Module, ...]:
-        """What is not computed in bfloat16: a value would keep 8 bits of the head's weights."""
+        """Modules computed in float32: bfloat16 would keep only 8 bits of the head's weights."""
         return (self.head,)
 
     def forward(self, micro: MicroBatch) -> Tensor:
@@ -57,11 +57,11 @@ class Critic(nn.Module):
         )
         hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
         values_M: Tensor = self.head(hidden_MD.float())
-        return values_M.squeeze(1).clone()  # FSDP's hooks do not stand views
+        return values_M.squeeze(1).clone()  # FSDP's hooks do not support views
 
 
 def load_critic(config: Config, world: World) -> Critic:
-    """A critic whose backbone has the weights of the base model, over all ranks. All ranks must call it.
+    """A critic whose backbone has the weights of the base model, over all ranks. Collective.
 
     Raises: ConfigError.
     """
@@ -82,7 +82,7 @@ def load_critic(config: Config, world: World) -> Critic:
 
 
 class CriticTrainer:
-    """The baseline of a step, and how the critic learns from it."""
+    """Computes the baseline of a step and trains the critic."""
 
     def __init__(self, *, config: Config, critic: Critic, passes: Passes) -> None:
         self._config = config
@@ -97,7 +97,7 @@ class CriticTrainer:
     def run(self, inputs: StepInputs) -> tuple[StepInputs, Mapping[str, float]]:
         """Train the critic on the step's mini-batches.
 
-        Returns: the inputs with the advantages of the critic as it was before, and facts for the records.
+        Returns: the inputs with advantages of the critic before its update, and values to log.
         Raises: DivergenceError.
         """
         value_M = self._passes.evaluate(self.critic, inputs, np.flatnonzero(inputs.active_R))
@@ -112,7 +112,7 @@ class CriticTrainer:
         return replace(inputs, advantage_M=torch.from_numpy(advantage_M).to(value_M)), facts
 
     def _estimate(self, inputs: StepInputs, value_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[M] whitened advantages times the weights of their entries, 0 where nothing is trained, and [M] returns."""
+        """[M] whitened advantages times the weights of their entries (0 if not trained), and [M] returns."""
         columns, entries, settings = inputs.columns, inputs.batch.entries, self._config.critic
         reward_R = np.concatenate([shaped_rewards(entry, inputs.batch.step, self._config) for entry in entries])
         reward_M = np.zeros(len(value_M))
@@ -142,12 +142,12 @@ class CriticTrainer:
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold. All ranks must call it."""
+        """State for a checkpoint. Collective."""
         reshard(self.critic)
         return {**gather(dict(self.critic.named_parameters())), **gather_optimizer(self.critic, self.optimizer)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load from a checkpoint."""
         load_parameters(self.critic, tensors)
         load_optimizer(self.critic, self.optimizer, tensors)
 

@@ -1,4 +1,4 @@
-"""Passes over responses of a batch, cut for this rank: forward and gathered over all ranks, or down a gradient."""
+"""Passes over responses of a batch, split over the ranks: forward only, or an optimizer step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from learner.update.step_state import StepInputs
 
 
 class Passes:
-    """How this rank walks over a step; the same for policy, reference and critic."""
+    """Runs passes of this rank; used for policy, reference and critic."""
 
     def __init__(self, world: World, budget: int, run_path: Path) -> None:
-        """`budget`: packed tokens of one pass. `run_path`: where a batch that diverges is written."""
+        """`budget`: packed tokens per pass. `run_path`: run directory, for diverged batches."""
         self.world = world
         self._budget = budget
         self._run = RunDirectory(run_path)
 
     def microbatches(self, inputs: StepInputs, responses: Int64s) -> Iterator[MicroBatch]:
-        """This rank's share of these responses. Every rank runs equally many."""
+        """This rank's share of these responses. All ranks get the same number of micro-batches."""
         world = self.world
         return microbatches_of(
             inputs.columns, responses, budget=self._budget, rank=world.rank, num_ranks=world.size, device=world.device
@@ -37,7 +37,7 @@ class Passes:
 
     @torch.no_grad()
     def evaluate(self, per_token: Callable[[MicroBatch], Tensor], inputs: StepInputs, responses: Int64s) -> Tensor:
-        """[M] what `per_token` gives for the tokens of these responses, on every rank; 0 elsewhere."""
+        """[M] result of `per_token` for the tokens of these responses, on every rank; 0 elsewhere."""
         found_M = torch.zeros_like(inputs.rollout_M)
         for micro in self.microbatches(inputs, responses):
             found_M[micro.slot_M] = per_token(micro)
@@ -57,8 +57,8 @@ class Passes:
         """One optimizer step on a loss that is a sum over micro-batches; returns it, over all ranks.
 
         Args:
-            groups: of the batch, and responses: those of them that are computed.
-            where: what is trained, in words.
+            groups: indices of the groups; responses: their computed responses.
+            where: description for errors.
         Raises: DivergenceError.
         """
         total = torch.zeros(1, device=self.world.device)
@@ -74,11 +74,11 @@ class Passes:
         return found
 
     def refuse_divergence(self, batch: Batch, groups: Sequence[int], where: str, loss: float, grad_norm: float) -> None:
-        """Return when both numbers are finite.
+        """Check that loss and gradient norm are finite.
 
         Args:
-            groups: of the batch, that the mini-batch holds.
-            where: which mini-batch, in words.
+            groups: indices of the groups in the mini-batch.
+            where: description of the mini-batch.
         Raises: DivergenceError, after rank 0 has written the batch; StorageError.
         """
         if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -89,11 +89,11 @@ class Passes:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(pack_batch(batch))
             except OSError as error:
-                raise StorageError(f"step {batch.step} diverged and {path} cannot be written: {error}") from error
+                raise StorageError(f"step {batch.step} diverged, and cannot write {path}: {error}") from error
         names = ", ".join(batch.entries[i].group.group_id for i in groups)
         raise DivergenceError(
-            f"step {batch.step}, {where}: loss is {loss}, gradient norm {grad_norm}; weights were not changed by it. "
+            f"step {batch.step}, {where}: loss is {loss}, gradient norm {grad_norm}; the weights were not changed. "
             f"Groups: {names}. The batch is in {path}. "
-            f"Repeat it alone with `bapo replay RUN --step {batch.step}`; lower learner.lr, learner.grad_clip or "
-            "loss.importance_cap, then resume from the last checkpoint"
+            f"Replay it with `bapo replay RUN --step {batch.step}`; lower learner.lr, learner.grad_clip or "
+            "loss.importance_cap, then resume from the latest checkpoint"
         )

@@ -1,13 +1,12 @@
-"""What a reused group is still worth: its effective sample size under pi_theta_t.
+"""Effective sample size of reused groups under pi_theta_t.
 
     W_j = prod_t pi_theta_t(y_jt | .) / alpha_B(y_jt | .)      over the whole response j of the group
     ess = (sum_j W_j)^2 / (G sum_j W_j^2)                      1/G (one response counts) .. 1 (all count alike)
 
-    loss.x3_min_ess      a group of X3 below it is in no loss and in no denominator of the step
-    loss.x3_ess_weight   the advantages of the others are multiplied by it: G ess is how many responses they stand for
+    loss.x3_min_ess      groups of X3 below it are excluded from loss and denominators of the step
+    loss.x3_ess_weight   the advantages of the others are multiplied by it
 
-The log-probs of pi_theta_t are those that the decoupled loss needs anyway; here they are needed before the first
-mini-batch, too.
+The log-probs of pi_theta_t are those of the decoupled loss, but are needed before the first mini-batch.
 Suffixes: E groups of the batch, R responses, M response tokens.
 """
 
@@ -28,18 +27,18 @@ Float64s = NDArray[np.float64]
 
 
 def reused_groups(inputs: StepInputs) -> Int64s:
-    """Places of the groups of X3 in the batch."""
+    """Indices of the groups of X3 in the batch."""
     return np.flatnonzero([entry.origin is Origin.X3 and entry.kind == "rl" for entry in inputs.batch.entries])
 
 
 def reused_responses(inputs: StepInputs) -> Int64s:
-    """Their responses, as far as they are computed."""
+    """Their computed responses."""
     responses = inputs.columns.responses_of(reused_groups(inputs).tolist())
     return responses[inputs.active_R[responses]]
 
 
 def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple[StepInputs, dict[str, float]]:
-    """Leave out or weigh the groups of X3, and say how many; log pi_theta_t of their responses must be known."""
+    """Skip or weight the groups of X3, with counts to log; needs log pi_theta_t of their responses."""
     settings, groups = config.loss, reused_groups(inputs)
     if not len(groups):
         return inputs, {}
@@ -55,7 +54,7 @@ def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple
 
 
 def group_ess(columns: Columns, theta_t_M: Float32s, groups: Int64s) -> Float64s:
-    """[len(groups)] ess of each of these groups, over its responses whose log-probs are known; 1 where none is."""
+    """[len(groups)] ess of each of these groups, over its responses with known log-probs; 1 if there are none."""
     gap_M = theta_t_M.astype(np.float64) - columns.rollout_logprobs_M
     gap_R = np.add.reduceat(gap_M, columns.starts_R[:-1])
     return np.array([_ess(gap_R[columns.group_R == group]) for group in groups])

@@ -1,12 +1,12 @@
-"""What one step's update works on: frozen inputs, and log-probs that fill while it trains.
+"""State of one step's update: immutable inputs, and log-probs that are filled during the update.
 
     StepInputs     the batch as columns and tensors, its advantages, its plan of mini-batches     replaced as a whole
     StepLogProbs   of the anchor, of pi_theta_t, of pi_ref and of the newest policy               NaN until a pass ran
 
 Suffixes: M response tokens of the batch or of a micro-batch, R responses.
 
-A response whose advantage is 0 adds nothing to the surrogate. If neither KL nor entropy is in the loss, it counts in
-the denominators but is not computed: loss and gradient are the same. GRPO, which keeps homogeneous groups, saves much.
+A response with advantage 0 does not contribute to the surrogate. Without KL and entropy in the loss, it counts in the
+denominators but is not computed: loss and gradient are unchanged. This helps GRPO, which keeps zero-variance groups.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from learner.update.anchors import GenerationMemory, known_anchors, policy_share
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepInputs:
-    """The batch D_t, laid out."""
+    """The batch D_t as columns and tensors."""
 
     batch: Batch
     columns: Columns
     plan: tuple[tuple[int, ...], ...]
-    """Groups of each mini-batch, epoch after epoch; those of kind sft are not among them."""
+    """Groups of each mini-batch, by epoch; excludes kind sft."""
     active_R: NDArray[np.bool_]
-    """Responses that add to the loss or its gradient."""
+    """Responses that contribute to the loss or its gradient."""
     rollout_M: Tensor
     """log alpha in nats."""
     advantage_M: Tensor
     expert_M: Tensor
-    """bool: no policy sampled the token."""
+    """bool: expert token, not sampled by a policy."""
 
     def responses(self, k: int) -> Int64s:
-        """Responses of mini-batch k, also those that are not computed, but not those that are left out."""
+        """Responses of mini-batch k, including those not computed, without excluded ones."""
         responses = self.columns.responses_of(self.plan[k])
         return responses[~self.columns.left_out_R[responses]]
 
@@ -55,7 +55,7 @@ class StepInputs:
         return responses[self.active_R[responses]]
 
     def slots(self, responses: Int64s) -> tuple[Tensor, Rows]:
-        """Where the tokens of these responses stand in the batch, and which response each belongs to."""
+        """Positions of the tokens of these responses in the batch, and their responses."""
         columns, device = self.columns, self.rollout_M.device
         slots = np.flatnonzero(self.mask(responses))
         return torch.from_numpy(slots).to(device), rows_of(columns.lengths_R[np.sort(responses)], device)
@@ -78,7 +78,7 @@ class StepInputs:
         return weights_R
 
     def without(self, groups: Int64s, config: Config) -> Self:
-        """The step without these groups: they are in no mini-batch, no loss and no denominator."""
+        """The step without these groups in mini-batches, loss and denominators."""
         if not len(groups):
             return self
         gone_R = np.isin(self.columns.group_R, groups)
@@ -96,30 +96,30 @@ class StepInputs:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepLogProbs:
-    """Log-probs in nats of the tokens of the batch under four policies; all [M], NaN where no pass gave them yet."""
+    """Log-probs in nats of the tokens of the batch under four policies; all [M], NaN where not computed yet."""
 
     anchor_M: Tensor
     theta_t_M: Tensor
     newest_M: Tensor
     """log pi_theta of the last mini-batch, before its own optimizer step."""
     reference_M: Tensor | None = None
-    """None where the KL term does not need it."""
+    """None if the KL term does not need it."""
     reference_share: float = 1.0
     """Share of the KL term to the reference (kl_ref = convex)."""
     policy_share_M: Tensor | None = None
     """Of the policy in the anchor (ratio mode `interpolated`)."""
 
     def fill_theta_t(self, inputs: StepInputs, responses: Int64s, found_M: Tensor) -> None:
-        """Take log pi_theta_t of these responses from `found_M`; it is their anchor, where that is unknown."""
+        """Set log pi_theta_t of these responses from `found_M`, and their unknown anchors."""
         self.theta_t_M = _filled(self.theta_t_M, inputs.mask(responses), found_M)
         self.anchor_M = _filled(self.anchor_M, inputs.mask(responses), found_M)
 
     def fill_newest(self, inputs: StepInputs, responses: Int64s, found_M: Tensor) -> None:
-        """Keep what the last mini-batch's own pass gave."""
+        """Store the log-probs of the last mini-batch's pass."""
         self.newest_M = _filled(self.newest_M, inputs.mask(responses), found_M)
 
     def without_anchor(self, inputs: StepInputs, *, but_for: int | None) -> Int64s:
-        """Computed responses whose anchor is not known, except those of mini-batch `but_for`."""
+        """Computed responses without a known anchor, except those of mini-batch `but_for`."""
         first_M = self.anchor_M[torch.from_numpy(inputs.columns.starts_R[:-1]).to(self.anchor_M.device)]
         unknown_R = first_M.isnan().cpu().numpy() & inputs.active_R
         if but_for is not None:
@@ -128,7 +128,7 @@ class StepLogProbs:
 
 
 def step_inputs(batch: Batch, config: Config, device: torch.device) -> StepInputs:
-    """Lay out a batch that is not empty. Raises: ContractError."""
+    """Create the inputs of a nonempty batch. Raises: ContractError."""
     columns = columns_of(batch, config)
     active_R = (columns.advantage_R != 0) | adds_without_advantage(config.loss)
     return StepInputs(
@@ -143,7 +143,7 @@ def step_inputs(batch: Batch, config: Config, device: torch.device) -> StepInput
 
 
 def step_logprobs(inputs: StepInputs, settings: LossConfig, memory: GenerationMemory) -> StepLogProbs:
-    """What is known before the first pass."""
+    """Log-probs known before the first pass."""
     anchor_M = known_anchors(inputs.batch, inputs.columns, settings, memory)
     share_M = policy_shares(inputs.batch, inputs.columns, settings)
     unknown_M = torch.full_like(inputs.rollout_M, torch.nan)
@@ -156,11 +156,11 @@ def step_logprobs(inputs: StepInputs, settings: LossConfig, memory: GenerationMe
 
 
 def token_inputs(inputs: StepInputs, known: StepLogProbs, slot_M: Tensor, rows: Rows, weight_M: Tensor) -> TokenInputs:
-    """What the loss of some tokens is made of.
+    """Inputs of the loss for some tokens.
 
     Args:
-        slot_M: where they stand in the batch; rows: their responses.
-        weight_M: of every token of the batch.
+        slot_M: their positions in the batch; rows: their responses.
+        weight_M: weight of every token of the batch.
     """
     return TokenInputs(
         rows=rows,
@@ -197,7 +197,7 @@ def minibatch_weights(inputs: StepInputs, known: StepLogProbs, k: int, config: C
 
 
 def adds_without_advantage(settings: LossConfig) -> bool:
-    """Whether a response whose advantage is 0 still changes the loss, its gradient or its denominators."""
+    """Whether a response with advantage 0 still affects the loss, its gradient or its denominators."""
     return (
         settings.kl_coef > 0
         or settings.entropy_coef > 0
@@ -221,7 +221,7 @@ def _plan(batch: Batch, config: Config, left_out: frozenset[int] = frozenset()) 
 
 
 def _kept(inputs: StepInputs, known: StepLogProbs, responses: Int64s, settings: LossConfig) -> NDArray[np.bool_] | None:
-    """[M] tokens that the importance weight leaves in, when the mean is over those alone; None: all."""
+    """[M] tokens kept by the importance weight, if the mean is only over those; None: all."""
     if settings.importance_denominator != "kept":
         return None
     slot_M, rows = inputs.slots(responses)

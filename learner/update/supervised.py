@@ -1,6 +1,6 @@
-"""Cross-entropy on the entries of kind sft (ReLIFT): one pass over them after the step's policy updates.
+"""Cross-entropy on entries of kind sft (ReLIFT): one pass after the step's policy updates.
 
-    loss = mean over tokens of (-log pi_theta) - entropy_coef * mean entropy        its own AdamW, its own clip
+    loss = mean over tokens of (-log pi_theta) - entropy_coef * mean entropy        separate AdamW and clip
 
 Suffix: M response tokens.
 """
@@ -34,12 +34,12 @@ class Supervised:
         )
 
     def run(self, inputs: StepInputs) -> Mapping[str, float]:
-        """Mean loss over the mini-batches; nothing without entries of kind sft. Raises: DivergenceError."""
+        """Mean loss over the mini-batches; empty without entries of kind sft. Raises: DivergenceError."""
         groups = [i for i, entry in enumerate(inputs.batch.entries) if entry.kind == "sft"]
         if not groups:
             return {}
         settings = self._config.learner
-        plan = minibatches(  # the epoch after those of the policy, so that its order is its own
+        plan = minibatches(  # the epoch after those of the policy, for an independent order
             len(groups), settings.minibatch_size, seed=self._config.run.seed, step=inputs.batch.step,
             epoch=settings.epochs,
         )  # fmt: skip
@@ -62,9 +62,9 @@ class Supervised:
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold. All ranks must call it."""
+        """State for a checkpoint. Collective."""
         return gather_optimizer(self._policy.model, self.optimizer)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load from a checkpoint."""
         load_optimizer(self._policy.model, self.optimizer, tensors)

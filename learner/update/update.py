@@ -50,28 +50,25 @@ log = logging.getLogger(__name__)
 
 
 class Saved(Protocol):
-    """A part of the learner with state of its own: a critic, a second optimizer, a reference that was replaced."""
+    """A part of the learner with its own state: a critic, a second optimizer, a replaced reference."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Whole, on the CPU of rank 0; empty on the others, and as long as there is nothing to be saved.
-
-        All ranks must call it.
-        """
+        """Full tensors on the CPU of rank 0; empty on other ranks, and while there is nothing to save. Collective."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave."""
+        """Load the result of `tensors`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroPass:
-    """What one forward and backward pass gave, for the records."""
+    """Results of one forward and backward pass, for logging."""
 
     slot_M: Tensor
-    """Where its response tokens stand in the batch."""
+    """Positions of its response tokens in the batch."""
     loss: Tensor
-    """Scalar: its part of the loss of the mini-batch."""
+    """Scalar: its contribution to the loss of the mini-batch."""
     losses: TokenLosses
     logprobs_M: Tensor
     """Detached."""
@@ -79,7 +76,7 @@ class MicroPass:
 
 
 class Updater:
-    """Owns the optimizer; knows nothing of how batches are composed."""
+    """Owns the optimizer; independent of how batches are composed."""
 
     def __init__(
         self,
@@ -92,8 +89,8 @@ class Updater:
         run_path: Path,
         critic: Critic | None = None,
     ) -> None:
-        """`reference`: where the KL term needs one. `critic`: for loss.advantage = gae. `run_path`: where a batch that
-        diverges is written."""
+        """`reference`: if the KL term needs one. `critic`: for loss.advantage = gae. `run_path`: run directory, for
+        diverged batches."""
         self._config = config
         self._policy = policy
         self._reference = None if reference is None else Reference(reference, config.loss)
@@ -111,19 +108,19 @@ class Updater:
 
     @property
     def parts(self) -> Mapping[str, Saved]:
-        """What a checkpoint must hold in addition to policy, optimizer and memory."""
+        """Parts to checkpoint in addition to policy, optimizer and memory."""
         parts = {"reference": self._reference, "critic": self._critic, "supervised": self._supervised}
         return {name: part for name, part in parts.items() if part is not None}
 
     def run(self, batch: Batch) -> UpdateReport:
         """One step. An empty batch changes nothing.
 
-        Raises: DivergenceError before any weight has taken a value that is not finite; Stopped.
+        Raises: DivergenceError before any weight becomes non-finite; Stopped.
         """
         watch, config = Stopwatch(), self._config
         lr = self._set_lr(batch.step)
         if not batch.entries:
-            log.warning("step %d batch is empty: no update", batch.step)
+            log.warning("step %d empty batch: no update", batch.step)
             return UpdateReport(lr=lr, minibatches=(), num_tokens=0, seconds=watch.seconds)
         inputs = step_inputs(batch, config, self._world.device)
         known = step_logprobs(inputs, config.loss, self.memory)
@@ -163,12 +160,12 @@ class Updater:
         return lr
 
     def _evaluate_anchors(self, inputs: StepInputs, known: StepLogProbs) -> tuple[StepInputs, dict[str, float]]:
-        """PROX: theta_t and the reference without gradients, only where the loss needs them.
+        """PROX: log-probs of theta_t and the reference without gradients, only where the loss needs them.
 
-        Anchors of the first mini-batch stay NaN, because its own forward pass gives them, unless its loss must be
-        known as a whole before.
+        Anchors of the first mini-batch remain NaN, because its own forward pass computes them, unless its loss must
+        be fitted first.
 
-        Returns: the inputs without or with less of reused groups, where so configured, and what that was.
+        Returns: the inputs with skipped or weighted reused groups, if configured, and values to log.
         """
         facts: dict[str, float] = {}
         if self._config.loss.weighs_reused:
@@ -218,16 +215,16 @@ class Updater:
         self._passes.refuse_divergence(inputs.batch, inputs.plan[k], place, result.loss, result.grad_norm)
         self.optimizer.step()
         if result.stop:
-            raise Stopped(f"asked to end: step {inputs.batch.step} stops after {place}")
+            raise Stopped(f"asked to stop: step {inputs.batch.step} stops after {place}")
         return result
 
     def _gradient(
         self, inputs: StepInputs, known: StepLogProbs, k: int, policy_loss: PolicyLoss, weight_M: Tensor
     ) -> Iterator[MicroPass]:
-        """The gradient of mini-batch k, added up over this rank's micro-batches: forward, losses, objective, backward.
+        """Accumulate the gradient of mini-batch k over this rank's micro-batches: forward, losses, objective, backward.
 
         Args:
-            weight_M: of each token of the batch in the loss of the mini-batch.
+            weight_M: weight of each token of the batch in the loss of the mini-batch.
         """
         settings = self._config.loss
         for micro in self._passes.microbatches(inputs, inputs.active(k)):
@@ -242,7 +239,7 @@ class Updater:
             )
 
     def _fill(self, inputs: StepInputs, known: StepLogProbs, k: int, own_M: Tensor) -> None:
-        """Keep the log-probs of mini-batch k's own pass where they are of use. `own_M`: of this rank's tokens."""
+        """Store the log-probs of mini-batch k's pass where needed. `own_M`: of this rank's tokens."""
         is_last = k == len(inputs.plan) - 1 and is_due(inputs.batch.step, self._config.diagnostics.every)
         if k == 0 or is_last:
             own_M = self._world.sum(own_M)
@@ -252,7 +249,7 @@ class Updater:
             known.fill_newest(inputs, inputs.active(k), own_M)
 
     def _fitted_loss(self, inputs: StepInputs, known: StepLogProbs, k: int, weight_M: Tensor) -> PolicyLoss:
-        """The loss of mini-batch k. One that is searched sees the same tokens on every rank, so it finds the same."""
+        """The loss of mini-batch k. Fitting uses the same tokens on every rank, so the result is identical."""
         responses = inputs.active(k)
         if not self._loss.whole_minibatch or not len(responses):
             return self._loss
@@ -265,7 +262,7 @@ class Updater:
         return self._world.leads and is_due(step, self._config.diagnostics.texts)
 
     def _diagnose(self, inputs: StepInputs, known: StepLogProbs) -> Diagnosis:
-        """The theorem meter of this step, on the rank that writes records; empty elsewhere."""
+        """Run the theorem meter on the rank that writes records; empty elsewhere."""
         step = inputs.batch.step
         if not self._world.leads or not is_due(step, self._config.diagnostics.every):
             return Diagnosis()
@@ -274,15 +271,15 @@ class Updater:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something that happens each `every` steps happens in this one; never when `every` is 0."""
+    """Whether something with interval `every` is due in this step; never if `every` is 0."""
     return every > 0 and step % every == 0
 
 
 def lr_at(settings: LearnerConfig, step: int, num_steps: int) -> float:
     """Learning rate of step `step` (from 1) of a run of `num_steps`.
 
-    The last warm-up step has the peak; the last step of the run has `lr_final` of it. A run that is made longer and
-    resumed continues with the rates of the longer run.
+    The last warmup step has the peak; the last step of the run has `lr_final` of it. A run that is extended and
+    resumed uses the rates of the longer run.
     """
     warmup = settings.warmup_steps
     if step < warmup:
@@ -292,7 +289,7 @@ def lr_at(settings: LearnerConfig, step: int, num_steps: int) -> float:
 
 
 def _left(schedule: str, done: float) -> float:
-    """Share of the way from the peak down to the end that is left, when `done` of the steps are."""
+    """Remaining fraction of the decay from peak to final value, after the fraction `done` of the steps."""
     if schedule == "linear":
         return 1.0 - done
     if schedule == "cosine":

@@ -1,15 +1,15 @@
 """Observe the run, compute the desired number of workers, export it as a metric, and scale if configured to.
 
     autoscaling.actuator   observes   `bapo_rollout_desired_workers`   number of workers
-    off                    no         the wanted number                set by hand
+    off                    no         the target number                set manually
     fleet                  yes        of the rule                      of the rule
     external               yes        of the rule                      room in the Ray cluster, or number of servers
 
-Of several rollout servers each observes its own workers and counts the others' in the buffer's status: their desired
-numbers agree, and the external scaler uses the largest.
+With several rollout servers, each observes its own workers and counts those of the others in the buffer's status: the
+desired numbers agree, and the external scaler uses the largest.
 
-There is exactly one actuator. The metrics exist in every mode from the start: an external scaler without them does
-nothing.
+There is exactly one actuator. The metrics are exported in every mode from the start: an external scaler without them
+does nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rollout_server.fleet.fleet import Fleet
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+POLL_S = 1.0
 GAUGES = dict(
     zip(
         INPUTS,
@@ -91,27 +91,27 @@ class Autoscaler:
 
     @property
     def refusal(self) -> str:
-        """Why the number cannot be set by hand; empty when it can."""
+        """Why the number cannot be changed manually; empty if it can."""
         if self._mode == "fleet":
-            return "autoscaling.actuator = fleet changes the number of workers itself; write off to change it by hand"
+            return "autoscaling.actuator = fleet sets the number of workers; use off to change it manually"
         if self._mode == "external" and self._room is not None:
             return (
-                "autoscaling.actuator = external: there are as many workers as the Ray cluster has room for; "
-                "add or remove hosts, or write off to change the number by hand"
+                "autoscaling.actuator = external: the number of workers follows the size of the Ray cluster; "
+                "add or remove hosts, or use off to change it manually"
             )
         return ""
 
     def run(self, ended: threading.Event) -> None:
         """Observe once a second until `ended`."""
-        while not ended.wait(LOOK_S):
+        while not ended.wait(POLL_S):
             try:
                 self.turn()
             except BapoError as error:
-                log.warning("autoscaling observes again in %.0f s: %s", LOOK_S, error)
+                log.warning("autoscaling observation failed, retrying in %.0f s: %s", POLL_S, error)
                 self._window = None
 
     def turn(self) -> None:
-        """Observe once, and decide at the end of a window. Raises: BapoError when the buffer does not answer."""
+        """Observe once, and decide at the end of a window. Raises: BapoError if the buffer does not respond."""
         if self._mode == "off":
             self._export(ScalingDecision(desired=self._fleet.num_wanted, reason=ScalingReason.OFF))
             return
@@ -185,7 +185,7 @@ class Autoscaler:
     def _fill(self, room: int) -> None:
         number = min(max(room, 1), self._config.rollout.max_workers)
         if number != self._fleet.num_wanted:
-            log.info("the cluster has room for %d workers, %d were wanted", number, self._fleet.num_wanted)
+            log.info("the cluster has room for %d workers, the target was %d", number, self._fleet.num_wanted)
             self._fleet.scale(number)
 
 

@@ -1,10 +1,10 @@
 """Average samples of a run, one per second, into one `Observation` for the autoscaling rule. Pure.
 
-    learner waits      it has begun a step that has no batch yet
+    learner waits      it has started a step that has no batch yet
     room of a worker   `rollout.max_groups_in_flight`; further groups are claimed ahead
     rates              per second of work: idle time of the learner and the workers is excluded
 
-Each sample stands for the time since the previous one, so shares of time are unbiased even for steps below a second.
+Each sample represents the time since the previous one, so shares of time are unbiased even for steps below a second.
 Held-out groups use the same workers: the share of their requests is excluded from the work.
 """
 
@@ -21,7 +21,7 @@ from bapo.transport.rollout_client import WorkerStatus
 
 LONGEST_WINDOWS = 8
 """A window without a weight update lasts at most this many times `window_s`."""
-LEAST_WORK = 0.02
+MIN_WORK = 0.02
 """Share of the time below which a rate per second of work is noise."""
 
 
@@ -91,8 +91,8 @@ class Window:
             wait_share=self._waited_s / lasted_s if lasted_s > 0 else None,
             idle_share=1 - self._full_s / self._room_s if can_say else None,
             ready_batches=last.status.fresh_ready / self._config.algorithm.batch_size,
-            consume_rate=taken / max(trained_s, LEAST_WORK * lasted_s) if taken else None,
-            produce_rate=made / self._fresh_work_s if made and self._fresh_work_s > LEAST_WORK * self._room_s else None,
+            consume_rate=taken / max(trained_s, MIN_WORK * lasted_s) if taken else None,
+            produce_rate=made / self._fresh_work_s if made and self._fresh_work_s > MIN_WORK * self._room_s else None,
             stale_share=stale / (made + stale) if made + stale else 0.0,
             version_lag=max(0, last.status.step - min(versions)) if versions else None,
             spare_share=1 - self._waited_full_s / self._waited_room_s if self._waited_room_s else 0.0,

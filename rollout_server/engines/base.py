@@ -104,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def check_prompts(self, texts: Sequence[str]) -> None:
-        """Raises: ConfigError when a prompt does not survive encoding and decoding, or is too long."""
+        """Raises: ConfigError if a prompt changes when encoded and decoded, or is too long."""
         ...
 
     def encode_response(self, text: str) -> Int32s:
@@ -134,7 +134,7 @@ class Engine(Protocol):
     def step(self) -> list[SampledGroup]:
         """Sample one token for every response in flight; returns the finished groups.
 
-        After an exception the engine is dead.
+        After an exception the engine is unusable.
         """
         ...
 
@@ -142,7 +142,7 @@ class Engine(Protocol):
         """Replace the weights in place by those of a safetensors file.
 
         Responses in flight continue with the new weights, and their KV cache is recomputed.
-        After an exception the engine is dead: it may hold a part of the new weights.
+        After an exception the engine is unusable: it may contain part of the new weights.
         """
         ...
 
@@ -173,7 +173,7 @@ class EngineModule(Protocol):
 def engine_module(name: str) -> EngineModule:
     """The engine file with this name. Imports nothing heavy.
 
-    Raises: ConfigError naming the known engines.
+    Raises: ConfigError listing the known engines.
     """
     known = known_engines()
     if name not in known:

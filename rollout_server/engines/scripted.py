@@ -38,7 +38,7 @@ IN_PROCESS = True
 
 WRONG_TEXT = "I do not know."
 FIRST_TOKEN = 4
-"""Ids below are taken to be special tokens."""
+"""Ids below this are treated as special tokens."""
 PAUSE_S = 0.005
 """Longest sleep of one step, so that the owning thread handles its other work."""
 
@@ -57,7 +57,7 @@ class ScriptedOptions(Frozen):
     spread: float = Field(0.5, gt=0)
     """Width in difficulty over which p(correct) falls from 1 to 0."""
     truncated_share: float = Field(0.05, ge=0, le=1)
-    """Share of wrong responses that reach the length limit."""
+    """Share of incorrect responses that reach the length limit."""
     latency_s: float = Field(0.0, ge=0)
     """Seconds that each group takes."""
     slow_versions: tuple[int, int] | None = None
@@ -175,7 +175,7 @@ class ScriptedEngine:
 
     @property
     def occupancy(self) -> Occupancy:
-        """Every response runs at once, and there is no cache."""
+        """All responses run concurrently, and there is no cache."""
         return Occupancy(running=sum(len(group.lengths) for _, group in self._due.values()))
 
     def check_prompts(self, texts: Sequence[str]) -> None:

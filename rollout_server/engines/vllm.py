@@ -3,13 +3,13 @@
 What vLLM 0.32 needs for reinforcement learning is in this file and in `_vllm_receiver.py`:
 
 * log-probs are those of the distribution that was sampled from (`processed_logprobs`), not of the raw logits;
-* after an update the KV cache is recomputed, also for responses in flight: blocks of old weights would make log-probs
-  wrong by several nats;
+* after an update the KV cache is recomputed, including responses in flight: blocks of old weights would change
+  log-probs by several nats;
 * each response has the versions that sampled its tokens (vLLM's weight-version spans);
-* no per-request seeds: on CPU they crash the engine in a chunked prefill;
+* no per-request seeds: on CPU they crash the engine in chunked prefill;
 * torch.compile, CUDA graphs and async scheduling are disabled on CPUs only; they work with in-place weight updates.
 
-Not supported: engines in processes of their own (AsyncLLM), speculative decoding, LoRA, images.
+Not supported: engines in separate processes (AsyncLLM), speculative decoding, LoRA, images.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class VllmEngine:
         self._scheduler: Any = core.engine_core.scheduler
         self._tokens_prompt = TokensPrompt
         # detokenize=False: texts are decoded once per group, not once per token.
-        # flat_logprobs: lists instead of a dict per token, a fifth faster. logprobs=0: of the sampled token alone.
+        # flat_logprobs: lists instead of a dict per token, 20 % faster. logprobs=0: only of the sampled token.
         self._sampling = SamplingParams(
             temperature=config.rollout.temperature,
             top_p=config.rollout.top_p,
@@ -119,7 +119,7 @@ class VllmEngine:
         return Occupancy(running, waiting, self._scheduler.get_kv_cache_usage())
 
     def check_prompts(self, texts: Sequence[str]) -> None:
-        """Most texts must survive encoding and decoding, and all must fit. Raises: ConfigError."""
+        """Raises: ConfigError if most prompts change when encoded and decoded, or one is too long."""
         found = round_trips(texts, self._round_trip)
         if found.is_wrong:
             raise ConfigError(found.complaint)
@@ -172,14 +172,14 @@ class VllmEngine:
         """Replace the weights in place; responses in flight continue with the new ones."""
         self._engine.collective_rpc("load_weight_file", args=(path,))
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not reset its key-value cache after the weight update")
+            raise RuntimeError("vLLM did not reset its KV cache after the weight update")
         self._set_version(version)
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
         """[len - 1] log-probs at temperature 1. Responses in flight get their next token in the same step."""
         longest = self._rollout.max_prompt_tokens + self._rollout.max_response_tokens
         if not 2 <= len(token_ids) < longest:
-            raise ContractError(f"{len(token_ids)} tokens cannot be measured: at least 2 and fewer than {longest}")
+            raise ContractError(f"log-probs need at least 2 and fewer than {longest} tokens, got {len(token_ids)}")
         self._add(CANARY_ID, list(token_ids), self._probe)
         while CANARY_ID in self._sampling_ids:
             for output in self._outputs():
@@ -226,7 +226,7 @@ class VllmEngine:
         )
 
     def _encode(self, text: str) -> list[int]:
-        # A chat template may have written the first token already: it must not be doubled.
+        # A chat template may already contain the first token: do not duplicate it.
         start = self._tokenizer.bos_token
         is_begun = start is not None and text.startswith(start)
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not is_begun)
@@ -239,7 +239,7 @@ class VllmEngine:
 
     def _check_length(self, num_tokens: int, text: str, error: type[Exception]) -> None:
         longest = self._rollout.max_prompt_tokens
-        if num_tokens == 0:  # vLLM's own error would end the engine
+        if num_tokens == 0:  # vLLM's own error would kill the engine
             raise error(f"the prompt {text!r} has no tokens")
         if num_tokens > longest:
             shown = text if len(text) <= 80 else text[:77] + "..."
@@ -247,13 +247,13 @@ class VllmEngine:
 
 
 def check(config: Config) -> None:
-    """Raises: ConfigError when `model.path` cannot be loaded without a download."""
+    """Raises: ConfigError if `model.path` cannot be loaded without a download."""
     path = config.model.path
     folder = folder_of(path)
     if folder is None:
         raise ConfigError(
             f"model.path: {path!r} is neither a folder nor a model in the local Hugging Face cache; "
-            f"correct the path, or, {how_to_fetch(path)}"
+            f"fix the path, or {how_to_fetch(path)}"
         )
     missing = missing_parts(folder)
     if not (folder / "tokenizer_config.json").is_file():
@@ -261,11 +261,11 @@ def check(config: Config) -> None:
     if missing:
         advice = f"; {how_to_fetch(path)}" if is_hub_id(path) else ""
         found = f"{path} is not a model in Hugging Face format"
-        raise ConfigError(f"model.path: {found}: it is missing {missing[0]}{advice}")
+        raise ConfigError(f"model.path: {found}: {missing[0]} is missing{advice}")
 
 
 def make_engine(config: Config) -> VllmEngine:
-    """Load `model.path`. Raises: ConfigError for an engine option that vLLM does not know."""
+    """Load `model.path`. Raises: ConfigError for an unknown engine option."""
     return VllmEngine(config)
 
 

@@ -1,4 +1,4 @@
-"""The fleet: the wanted number of workers, each restarted when it dies, all with the newest weights.
+"""The fleet: keeps the target number of workers running, each with the newest weights.
 
     WorkerSlot ("worker-0") --> [ own thread: start a worker, poll it, restart it ] --> WorkerHandle --> Worker
 
@@ -8,9 +8,9 @@
 
 Invariant: no worker claims before it has the newest published weights (`_weights_lock`).
 
-While one worker samples, the others are restarted with growing pauses. When none does, the fleet stops with one error:
-an invalid configuration (ConfigError), a worker that was not ready in time (DeadlineError), or `MAX_DEATHS` workers in
-a row that died early (UnavailableError).
+While at least one worker samples, dead ones are restarted with exponential backoff. If none does, the fleet fails: with
+ConfigError for an invalid configuration, DeadlineError for a worker that was not ready in time, or UnavailableError
+after `MAX_DEATHS` consecutive early deaths.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 LONGEST_PAUSE_S = 30.0
-"""Between two starts of a worker that keeps dying."""
+"""Maximum backoff between two starts of a worker that keeps dying."""
 POLL_S = 0.25
-"""Poll interval of a worker that loads."""
+"""Poll interval of a loading worker."""
 WATCH_S = 1.0
-"""Poll interval of a ready worker: a report costs some milliseconds on both sides."""
+"""Poll interval of a ready worker: a report costs a few milliseconds on both sides."""
 SILENCE_S = 30.0
-"""A ready worker that does not answer for this long is restarted."""
+"""A ready worker that does not respond for this long is restarted."""
 STUCK_S = 120.0
 """So is one whose engine step takes this long."""
 EARLY_S = 30.0
@@ -77,7 +77,7 @@ class Fleet:
         Args:
             release: releases the leases of a dead worker.
             remember: records the newest weights for a restarted fleet, and for other fleets of the run.
-            prefix: of the ids of its workers, where the run has several fleets.
+            prefix: prefix of worker ids, if the run has several fleets.
             locate: sets the path of an update's file on this host, and its URL for other hosts.
         """
         self._config = config
@@ -114,7 +114,7 @@ class Fleet:
 
     @property
     def num_wanted(self) -> int:
-        """The wanted number of workers."""
+        """The target number of workers."""
         with self._slots_lock:
             return sum(not slot.is_leaving for slot in self._slots)
 
@@ -130,9 +130,9 @@ class Fleet:
         return [slot.status() for slot in slots]
 
     def readiness(self) -> str:
-        """Empty when at least one worker samples, else the reason."""
+        """Empty if at least one worker samples, else the reason."""
         if self.fatal is not None:
-            return f"the fleet has stopped: {self.fatal}"
+            return f"the fleet has failed: {self.fatal}"
         statuses = self.statuses()
         if any(status.state == "ready" for status in statuses):
             return ""
@@ -144,15 +144,15 @@ class Fleet:
         Args:
             rollback: accept an older version than the newest.
         Returns: worker id -> seconds, of the workers that have the weights.
-        Raises: StaleWeightsError; WeightMismatchError when the file is not the learner's.
+        Raises: StaleWeightsError; WeightMismatchError if the file is not the announced one.
         """
         update = self._locate(update)
         with self._weights_lock:
             newest = self._newest
             if newest is not None and update.version < newest.version and not rollback:
                 raise StaleWeightsError(
-                    f"version {update.version} is older than version {newest.version}, which the workers have; "
-                    "after a resume from a checkpoint the learner sends rollback=true"
+                    f"version {update.version} is older than version {newest.version}, which the workers already have; "
+                    "set rollback=true after a resume from a checkpoint"
                 )
             self._remember(update)
             return self._send(update)
@@ -161,9 +161,9 @@ class Fleet:
         """Load the update that another fleet of the run has recorded; it may be older after a resume.
 
         Args:
-            noted: reads the record. It is called under the weights' lock, so that no own update comes in between.
+            noted: reads the record. Called under the weights lock, so that no update of this fleet comes in between.
         Returns: whether the workers have the recorded update; False without a record.
-        Raises: WeightMismatchError when the file is missing; errors of `noted`.
+        Raises: WeightMismatchError if the file is missing; errors of `noted`.
         """
         with self._weights_lock:
             update = noted()
@@ -175,7 +175,7 @@ class Fleet:
             return True
 
     def _send(self, update: WeightUpdate) -> dict[str, float]:
-        """Send to all ready workers in parallel. Needs the weights' lock."""
+        """Send to all ready workers in parallel. The caller must hold the weights lock."""
         began = time.monotonic()
         self._newest = update
         with self._slots_lock:
@@ -190,9 +190,9 @@ class Fleet:
         return took
 
     def begin_with(self, update: WeightUpdate) -> None:
-        """Start workers with recorded weights, unless an update has come meanwhile.
+        """Start workers with recorded weights, unless an update has arrived meanwhile.
 
-        Raises: WeightMismatchError when the file is missing.
+        Raises: WeightMismatchError if the file is missing.
         """
         update = self._locate(update)
         with self._weights_lock:
@@ -216,7 +216,7 @@ class Fleet:
             begin(self._newest)
 
     def died(self, worker_id: str, error: Exception, *, early: bool, log_tail: str) -> float:
-        """Count a dead worker; stops the fleet when no worker can start.
+        """Count a dead worker; fails the fleet if no worker can start.
 
         Args:
             early: it died within `EARLY_S` and without a delivered group.
@@ -228,7 +228,7 @@ class Fleet:
             if isinstance(error, ConfigError | DeadlineError):
                 self.stop_with(error)
             elif self._deaths >= MAX_DEATHS:
-                shown = f"; its last lines:\n{log_tail}" if log_tail else ""
+                shown = f"; end of its log:\n{log_tail}" if log_tail else ""
                 self.stop_with(
                     UnavailableError(f"{self._deaths} rollout workers in a row died early. {worker_id}: {error}{shown}")
                 )
@@ -245,7 +245,7 @@ class Fleet:
         try:
             self._release(worker_id)
         except BapoError as error:
-            log.warning("the leases of %s were not released, they will expire: %s", worker_id, error)
+            log.warning("could not release the leases of %s, they will expire: %s", worker_id, error)
 
     def remove(self, slot: WorkerSlot) -> None:
         """Remove a slot that has ended."""
@@ -258,7 +258,7 @@ class Fleet:
 
 
 class WorkerSlot:
-    """Keeps one worker running until `leave`. Any error ends its worker, never the slot."""
+    """Keeps one worker running until `leave`. An error kills the worker, never the slot."""
 
     def __init__(self, index: int, fleet: Fleet, config: Config, make_handle: MakeHandle) -> None:
         self.index = index
@@ -282,7 +282,7 @@ class WorkerSlot:
         self._thread.start()
 
     def leave(self, *, at_once: bool = False) -> None:
-        """Drain the worker, or kill it; the slot then ends."""
+        """Drain or kill the worker and end the slot."""
         self._at_once = self._at_once or at_once
         self._leaving.set()
 
@@ -297,7 +297,7 @@ class WorkerSlot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its worker samples, and must get every update."""
+        """Whether its worker samples and must receive every update."""
         return self._state == "ready"
 
     def status(self) -> WorkerStatus:
@@ -324,7 +324,7 @@ class WorkerSlot:
         try:
             seconds = handle.update_weights(update, self._config.rollout.sync_timeout_s)
         except Exception as error:  # noqa: BLE001 - after any error this worker must not sample
-            log.warning("%s did not load version %d: %s", self.worker_id, update.version, error)
+            log.warning("%s failed to load version %d: %s", self.worker_id, update.version, error)
             if handle is self._handle:
                 self._update_error, self._state = error, "dead"
             return None
@@ -335,9 +335,9 @@ class WorkerSlot:
         try:
             self._restart_until_leaving()
         except Exception as error:  # a bug in a slot must fail the fleet
-            log.exception("the slot of %s has failed", self.worker_id)
+            log.exception("the slot of %s failed", self.worker_id)
             self._state = "dead"
-            self._fleet.stop_with(BapoError(f"the slot of {self.worker_id} has failed: {error!r}"))
+            self._fleet.stop_with(BapoError(f"the slot of {self.worker_id} failed: {error!r}"))
 
     def _restart_until_leaving(self) -> None:
         while not self._leaving.is_set() and self._fleet.fatal is None:
@@ -362,7 +362,7 @@ class WorkerSlot:
 
     def _run_worker(self, handle: WorkerHandle) -> None:
         """From start to drain. Raises: the error that ended the worker."""
-        self._fleet.release(self.worker_id)  # of this name before a restart of the fleet
+        self._fleet.release(self.worker_id)  # leases of this worker id from before a restart of the fleet
         handle.start()
         if not self._wait_loaded(handle):
             return
@@ -375,21 +375,21 @@ class WorkerSlot:
             handle.drain(self._config.rollout.drain_s)
 
     def _wait_loaded(self, handle: WorkerHandle) -> bool:
-        """Returns: whether it has loaded; False when the slot leaves. Raises: DeadlineError; the worker's error."""
+        """Whether it has loaded; False if the slot is leaving. Raises: DeadlineError; the worker's error."""
         limit_s = self._config.rollout.start_timeout_s
         deadline = time.monotonic() + limit_s
         while not self._leaving.wait(POLL_S):
             try:
                 self._poll(handle, POLL_S)
             except TimeoutError:
-                log.debug("%s is too busy loading to answer", self.worker_id)
+                log.debug("%s is too busy loading to respond", self.worker_id)
             if self._report.state == "loaded":
                 return True
             if time.monotonic() > deadline:
                 tail = handle.log_tail()
                 raise DeadlineError(
                     f"{self.worker_id} was not ready after {limit_s:.0f} s (rollout.start_timeout_s)"
-                    + (f"; its last lines:\n{tail}" if tail else "; it has written nothing: are resources free?")
+                    + (f"; end of its log:\n{tail}" if tail else "; its log is empty: are resources available?")
                 )
         return False
 
@@ -400,7 +400,7 @@ class WorkerSlot:
         self._state = "ready"
 
     def _poll(self, handle: WorkerHandle, timeout_s: float) -> None:
-        """Poll a report. Raises: the worker's error; TimeoutError when it does not answer or its engine is stuck."""
+        """Poll a report. Raises: the worker's error; TimeoutError if it does not respond or its engine is stuck."""
         if self._update_error is not None:
             raise self._update_error
         report = handle.report(timeout_s)
@@ -410,10 +410,10 @@ class WorkerSlot:
             known = BY_NAME.get(report.error)
             raise known(report.message) if known else UnavailableError(f"{report.error}: {report.message}")
         if report.stuck_s > STUCK_S:
-            raise TimeoutError(f"one step of the engine has taken {report.stuck_s:.0f} s")
+            raise TimeoutError(f"the engine is stuck in a step for {report.stuck_s:.0f} s")
 
     def _handle_death(self, handle: WorkerHandle | None, error: Exception) -> None:
-        """`handle`: None when it could not be created."""
+        """`handle`: None if it could not be created."""
         self._state = "dead"
         log.warning("%s died: %s: %s", self.worker_id, type(error).__name__, error)
         tail = handle.log_tail() if handle else ""

@@ -1,4 +1,4 @@
-"""The fleet's metrics, from the reports of its workers: totals survive the workers."""
+"""Metrics of the fleet, from the reports of its workers; totals include dead workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FleetMetrics:
     """Names and meanings are in `bapo.runtime.metrics.rollout_server`. Thread-safe."""
 
     def __init__(self, telemetry: Telemetry, task: str) -> None:
-        """`task`: label of the verifier's metrics."""
+        """`task`: label of the grading metrics."""
         self.restarts = telemetry.counter("bapo_rollout_worker_restarts_total")
         self._groups = telemetry.counter("bapo_rollout_groups_total")
         self._tokens = telemetry.counter("bapo_rollout_tokens_total")

@@ -1,7 +1,7 @@
-"""Out-of-memory diagnosis: whether a worker died of it, and which setting to change.
+"""Out-of-memory diagnosis: whether it killed a worker, and which setting to change.
 
-A worker runs out of memory in three ways: an allocation fails (it raises), Ray's memory monitor kills it, or the kernel
-does, without a message. The last is detected by the kernel's count of such kills on this host.
+A worker runs out of memory in three ways: an allocation raises, Ray's memory monitor kills it, or the kernel kills it
+without a message. The last is detected by the kernel's counter of OOM kills on this host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNTERS = (
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
     Path("/proc/vmstat"),
 )
-"""The kernel's counters of kills: of the container (cgroup v2, v1) and of the host."""
+"""The kernel's OOM kill counters: of the container (cgroup v2, v1) and of the host."""
 REFUSALS = (
     "MemoryError",
     "can't allocate memory",
@@ -41,17 +41,17 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class MemoryWatch:
-    """The kernel's count of out-of-memory kills when a worker started."""
+    """The kernel's OOM kill counter when a worker started."""
 
     num_kills: int
 
     @classmethod
     def begin(cls) -> MemoryWatch:
-        """Read the count."""
+        """Read the counter."""
         return cls(num_kills=count_kills())
 
     def explain(self, error: Exception, *, rss_bytes: int) -> Exception:
-        """The same error, or `OutOfMemoryError` when memory was the cause.
+        """The same error, or `OutOfMemoryError` if memory was the cause.
 
         Args:
             rss_bytes: resident memory in the worker's last report; 0 without one.
@@ -61,17 +61,17 @@ class MemoryWatch:
         text = f"{type(error).__name__}: {error}"
         if any(words in text for words in REFUSALS):
             return OutOfMemoryError(f"out of memory: {_last_line(error)}. {_figures(rss_bytes)}; {ADVICE}")
-        # Only for a death without a message: the kernel kills graders first, and the worker survives that.
+        # Only if it died without a message: the kernel kills graders first, which the worker survives.
         if isinstance(error, WorkerDiedError) and count_kills() > self.num_kills:
             return OutOfMemoryError(
-                f"out of memory: the kernel has killed a process of this host since the worker started, and the worker "
-                f"is gone ({error}). {_figures(rss_bytes)}; {ADVICE}"
+                f"out of memory: the kernel has OOM-killed a process on this host since the worker started, and the "
+                f"worker has died ({error}). {_figures(rss_bytes)}; {ADVICE}"
             )
         return error
 
 
 def count_kills() -> int:
-    """Processes that the kernel has killed for memory, in this container or on this host."""
+    """Number of processes that the kernel has OOM-killed in this container or on this host."""
     counts = [_read_count(path) for path in COUNTERS if path.is_file()]
     return max(counts, default=0)
 
@@ -88,5 +88,5 @@ def _last_line(error: Exception) -> str:
 
 def _figures(rss_bytes: int) -> str:
     free = psutil.virtual_memory().available / 2**30
-    held = f"the worker last held {rss_bytes / 2**30:.1f} GiB, " if rss_bytes else ""
-    return f"{held}{free:.1f} GiB are free now"
+    used = f"the worker last used {rss_bytes / 2**30:.1f} GiB, " if rss_bytes else ""
+    return f"{used}{free:.1f} GiB are free now"

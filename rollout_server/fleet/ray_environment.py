@@ -6,16 +6,16 @@ import os
 import secrets
 
 NODE_ENVIRONMENT = {
-    # No prestarted workers: ours have their own environment and cannot use them.
+    # No prestarted workers: BAPO's have their own environment and cannot use them.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_enable_metrics_collection": "0",
-    # Task events are for Ray's dashboard, which does not run; they cost CPU in every worker.
+    # Task events are for Ray's dashboard, which is off; they cost CPU in every worker.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # By default Ray runs workers at niceness 15: a busy learner would starve the engine.
     "RAY_worker_niceness": "0",
-    # By default Ray 2.60 shows all GPUs of the node to a worker that asks for none.
+    # By default Ray 2.60 exposes all GPUs of the node to a worker that requests none.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
 }
 

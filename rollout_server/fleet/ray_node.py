@@ -51,7 +51,7 @@ NODE_PROCESSES = ("raylet", "gcs_server")
 """Without one of them no actor can start, and Ray waits silently."""
 WATCH_S = 1.0
 ACTOR_THREADS = 8
-"""Reports must be answered while weights are loaded or a drain waits."""
+"""Reports must be available while weights are loading or a drain waits."""
 PREFIX, LOCK = "bapo-ray-", "bapo.lock"
 SHORT = Path("/tmp")  # noqa: S108 - folders in it are created by mkdtemp
 """Paths of unix sockets have at most 107 bytes, most of which Ray uses."""
@@ -77,10 +77,10 @@ class RayNode:
                 self._start(rollout)
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
-            raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+            raise UnavailableError(f"Ray did not start ({address or 'local node'}): {error}") from error
         except Exception as error:  # Ray raises a bare Exception when one of its processes dies
             self.stop()
-            raise NodeDiedError(f"Ray did not start ({address or 'own node'}): {error}") from error
+            raise NodeDiedError(f"Ray did not start ({address or 'local node'}): {error}") from error
         if self.is_bounded and not self.is_cluster:
             self._check_room(rollout.num_workers)
 
@@ -94,7 +94,7 @@ class RayNode:
         try:
             hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         except (RayError, ConnectionError, RuntimeError) as error:
-            raise UnavailableError(f"Ray does not list its hosts: {error}") from error
+            raise UnavailableError(f"cannot list the hosts of the Ray cluster: {error}") from error
         return sum(room_of(host, self._needs) for host in hosts)
 
     def watch(self, ended: threading.Event, on_death: Callable[[NodeDiedError], None]) -> None:
@@ -127,16 +127,16 @@ class RayNode:
         )
 
     def _check_room(self, num_workers: int) -> None:
-        """Raises: UnavailableError for more workers than GPUs: they would wait forever."""
+        """Raises: UnavailableError for more workers than fit on the GPUs: they would wait forever."""
         if (room := self.room()) >= num_workers:
             return
         found = sum(int(node["Resources"].get("GPU", 0)) for node in ray.nodes())
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
         self.stop()
         raise UnavailableError(
-            f"Ray sees {found} GPUs on this machine (CUDA_VISIBLE_DEVICES: {visible}), room for {room} workers of "
-            f"{self._needs}, but rollout.num_workers = {num_workers}: write as many as there is room for, or less of a "
-            "GPU for each in rollout.worker_resources; `bapo doctor` shows the GPUs"
+            f"Ray sees {found} GPUs on this machine (CUDA_VISIBLE_DEVICES: {visible}), room for {room} workers with "
+            f"{self._needs}, but rollout.num_workers = {num_workers}: lower rollout.num_workers, or the GPU fraction "
+            "per worker in rollout.worker_resources; `bapo doctor` shows the GPUs"
         )
 
 
@@ -146,7 +146,7 @@ def _watch(
     while not ended.wait(WATCH_S):
         for name, process in processes.items():
             if not _is_alive(process):
-                on_death(NodeDiedError(f"Ray's {name} (pid {process.pid}) has died, and no worker can start any more"))
+                on_death(NodeDiedError(f"Ray's {name} (pid {process.pid}) has died: no more workers can start"))
                 return
 
 
@@ -168,7 +168,7 @@ class RayFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Delete it with all that Ray has left there."""
+        """Delete it with everything Ray has left there."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -195,7 +195,7 @@ def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:
 def gpus_to_declare(visible: str | None) -> int | None:
     """`num_gpus` for Ray; None: Ray counts the GPUs of CUDA_VISIBLE_DEVICES itself.
 
-    Ray cannot count MIG slices, only the GPUs that contain them; of whole GPUs its own count is the safe one.
+    Ray cannot count MIG slices, only the GPUs that contain them; for whole GPUs its own count is reliable.
     """
     ids = (visible or "").split(",")
     return len(ids) if all(entry.startswith("MIG-") for entry in ids) else None
@@ -218,7 +218,7 @@ class WorkerActor:
         try:
             self._worker.load()
         except Exception:  # no caller waits for this; the fleet reads the error in the report
-            log.exception("%s did not load", self._worker.worker_id)
+            log.exception("%s failed to load", self._worker.worker_id)
 
     def report(self) -> dict[str, Any]:
         """State and counts. Called once a second, so it also bounds the log on this host."""
@@ -270,7 +270,7 @@ class RayHandle:
         self._actor.load.remote()
 
     def report(self, timeout_s: float) -> WorkerReport:
-        """Raises: WorkerDiedError; TimeoutError when it does not answer."""
+        """Raises: WorkerDiedError; TimeoutError if it does not respond."""
         return WorkerReport(**self._call("report", timeout_s=timeout_s))
 
     def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
@@ -286,12 +286,12 @@ class RayHandle:
         self._call("drain", timeout_s, timeout_s=timeout_s + 5.0)
 
     def kill(self) -> None:
-        """SIGKILL by way of Ray."""
+        """SIGKILL through Ray."""
         if self._actor is not None and ray.is_initialized():
             ray.kill(self._actor)
 
     def log_tail(self) -> str:
-        """The last lines of its log, if that is on this host."""
+        """The last lines of its log, if it is on this host."""
         if not self._log_path.is_file():
             return ""
         lines = self._log_path.read_text(errors="replace").splitlines()
@@ -301,12 +301,12 @@ class RayHandle:
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=timeout_s)
         except GetTimeoutError as error:
-            raise TimeoutError(f"no answer to {method} within {timeout_s:g} s") from error
+            raise TimeoutError(f"no response to {method} within {timeout_s:g} s") from error
         except RayTaskError as error:
             # A RayTaskError has a traceback as its message; its cause is the worker's error.
             raise error.cause if isinstance(error.cause, BapoError) else UnavailableError(str(error.cause)) from error
         except RayError as error:
-            raise WorkerDiedError(f"its process is gone: {str(error).splitlines()[0]}") from error
+            raise WorkerDiedError(f"the worker process has died: {str(error).splitlines()[0]}") from error
 
 
 def _python_path() -> str:

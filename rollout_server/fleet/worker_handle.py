@@ -36,15 +36,15 @@ class WorkerHandle(Protocol):
     """One worker. Called by its slot's thread; `update_weights` also by the thread that publishes."""
 
     def start(self) -> None:
-        """Start to load; returns immediately."""
+        """Start loading; returns immediately."""
         ...
 
     def report(self, timeout_s: float) -> WorkerReport:
-        """State and counts. Raises: WorkerDiedError; TimeoutError when it does not answer."""
+        """State and counts. Raises: WorkerDiedError; TimeoutError if it does not respond."""
         ...
 
     def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
-        """Load the newest weights and start to claim. Raises: as `update_weights`."""
+        """Load the newest weights and start claiming. Raises: as `update_weights`."""
         ...
 
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
@@ -56,7 +56,7 @@ class WorkerHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it immediately, in any state; never raises."""
+        """Kill it immediately, in any state; never raises."""
         ...
 
     def log_tail(self) -> str:
@@ -101,12 +101,12 @@ class LocalHandle:
             try:
                 self._worker.load()
             except Exception:  # the report has the error
-                log.debug("%s did not load", self._worker.worker_id, exc_info=True)
+                log.debug("%s failed to load", self._worker.worker_id, exc_info=True)
 
         threading.Thread(target=load, name=f"load-{self._worker.worker_id}", daemon=True).start()
 
     def report(self, timeout_s: float) -> WorkerReport:
-        """As of the worker."""
+        """The worker's report."""
         return self._worker.report()
 
     def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:

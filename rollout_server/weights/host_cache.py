@@ -52,7 +52,7 @@ class WeightCache:
             check_file(update)
             return update
         if not update.url:
-            raise WeightsAbsentError(f"weights of version {update.version}: {update.path} cannot be read here")
+            raise WeightsAbsentError(f"weights of version {update.version}: {update.path} is not readable on this host")
         copy = self._folder / f"{update.digest}.safetensors"
         with storing(copy):
             self._make_folder()
@@ -70,8 +70,8 @@ class WeightCache:
             found = base.lstat()
             if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
                 raise ConfigError(
-                    f"{base}, for copies of weights, is not a folder of this user: remove it, or set another "
-                    "one in rollout.weights_cache"
+                    f"{base}, the cache of weight files, is not owned by this user: remove it, or set another "
+                    "folder in rollout.weights_cache"
                 )
             base.chmod(stat.S_IRWXU)
         self._folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)

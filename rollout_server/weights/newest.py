@@ -25,7 +25,7 @@ from rollout_server.weights.receive import check_size
 log = logging.getLogger(__name__)
 
 FILE_NAME = "published.json"
-LOOK_S = 0.5
+POLL_S = 0.5
 """Poll interval of the record."""
 Follow = Callable[[Callable[[], WeightUpdate | None]], bool]
 
@@ -45,7 +45,7 @@ def remember(folder: Path, update: WeightUpdate) -> None:
 
 
 def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
-    """The recorded update; None when nothing was published, or the record is of an earlier attempt at this run.
+    """The recorded update; None if nothing was published, or the record is from an earlier attempt of this run.
 
     Raises: ValueError, ContractError for a damaged record; errors of the buffer.
     """
@@ -57,20 +57,20 @@ def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
 
 
 def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
-    """The update of the fleet before its restart; None when there is none, or it cannot be used.
+    """The last update before a restart; None if there is none, or it is unusable.
 
-    Raises: UnavailableError when the buffer does not report the learner's progress.
+    Raises: UnavailableError if the buffer does not report the learner's progress.
     """
     try:
         update = noted(folder, buffer)
         if update is None:
-            log.info("no weights were published in this run yet: workers begin with the base model")
+            log.info("no weights published in this run yet: workers start with the base model")
             return None
         check_size(update)
     except (ValueError, ContractError, WeightMismatchError) as error:
-        log.warning("workers wait for the next weights: the recorded ones cannot be used: %s", error)
+        log.warning("workers wait for the next weights: the recorded ones are unusable: %s", error)
         return None
-    log.info("workers begin with version %d, recorded by the previous fleet", update.version)
+    log.info("workers start with version %d, recorded by the previous fleet", update.version)
     return update
 
 
@@ -92,7 +92,7 @@ class Follower:
         self._ended.set()
 
     def poll(self) -> None:
-        """Poll once. A record is read once, unless it could not be followed."""
+        """Poll once. A record is loaded once, unless loading failed."""
         path = self._folder / FILE_NAME
         changed = path.stat().st_mtime_ns if path.exists() else 0
         if changed == self._taken:
@@ -101,11 +101,11 @@ class Follower:
             if self._follow(lambda: noted(self._folder, self._buffer)):
                 self._taken = changed
         except (OSError, ValueError, BapoError) as error:
-            log.debug("the record of weights is polled again: %s", error)
+            log.debug("polling the weights record failed, retrying: %s", error)
 
     def _run(self) -> None:
-        while not self._ended.wait(LOOK_S):
+        while not self._ended.wait(POLL_S):
             try:
                 self.poll()
             except Exception:  # a bug must not leave the workers on old weights
-                log.exception("the record of weights is polled again")
+                log.exception("polling the weights record failed, retrying")

@@ -1,10 +1,10 @@
-"""Weight files on the rollout server: read from the learner's path or received in pieces, and served to workers.
+"""Weight files on the rollout server: read from the learner's path or received in chunks, and served to workers.
 
     path readable here    used directly, and served to hosts that cannot read it
-    not readable          WeightsAbsentError; the learner sends the file in pieces, and announces it again
+    not readable          WeightsAbsentError; the learner uploads the file in chunks, and announces it again
 
-Only announced or complete files are served, by digest: workers send no paths. A file must begin as safetensors do, so
-that the learner's token does not give access to other files of this host.
+Only announced or complete files are served, by digest: workers send no paths. A file must start with a safetensors
+header, so that the learner's token does not give access to other files of this host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 NUM_KNOWN = 2
 """The newest file, and the one that a worker may still be reading."""
-MOST_BYTES = 1 << 62
+MAX_BYTES = 1 << 62
 """Offsets of files have 63 bits."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -50,7 +50,7 @@ class WeightRelay:
     def locate(self, update: WeightUpdate) -> WeightUpdate:
         """The update with a path that is readable here, and the URL of this server.
 
-        Raises: WeightsAbsentError: the file must be sent; WeightMismatchError when it is not the announced file.
+        Raises: WeightsAbsentError: the file must be uploaded; WeightMismatchError if it is not the announced file.
         """
         sent = self._path(update.digest)
         if not can_be_read(update.path) and sent.is_file():
@@ -67,13 +67,13 @@ class WeightRelay:
         return replace(update, url=self._url())
 
     def receive(self, digest: str, offset: int, size: int, data: bytes) -> int:
-        """Append a piece. Returns: bytes received so far, the offset of the next piece.
+        """Append a chunk. Returns: bytes received so far, i.e. the offset of the next chunk.
 
-        Raises: ContractError for an invalid piece, or when the digest of the whole differs; StorageError.
+        Raises: ContractError for an invalid chunk, or if the digest of the file differs; StorageError.
         """
         path = self._path(digest)
-        if not (0 <= offset <= size < MOST_BYTES and data):
-            raise ContractError(f"{len(data)} bytes from {offset} are not a piece of a file of {size}")
+        if not (0 <= offset <= size < MAX_BYTES and data):
+            raise ContractError(f"{len(data)} bytes at offset {offset} are not a chunk of a file of {size} bytes")
         if path.is_file():
             return size
         part = path.with_suffix(".part")
@@ -91,26 +91,26 @@ class WeightRelay:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != digest or have != size:
                 part.unlink()
-                raise ContractError(f"the pieces of {digest[:16]}... make {have} bytes with sha256 {found[:16]}...")
+                raise ContractError(f"the chunks of {digest[:16]}... have {have} bytes with sha256 {found[:16]}...")
             os.replace(part, path)
         log.info("received weights digest=%s... bytes=%d", digest[:16], size)
         return size
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
-        """A piece of a file. Raises: WeightsAbsentError; ContractError for an invalid range."""
-        if not (0 < length <= PIECE_BYTES and 0 <= offset < MOST_BYTES):
-            raise ContractError(f"a piece has 1 to {PIECE_BYTES} bytes, {length} were asked for from {offset}")
+        """Read a chunk of a file. Raises: WeightsAbsentError; ContractError for an invalid range."""
+        if not (0 < length <= PIECE_BYTES and 0 <= offset < MAX_BYTES):
+            raise ContractError(f"chunk length must be 1 to {PIECE_BYTES} bytes, got {length} at offset {offset}")
         with self._lock:
             path = self._known.get(digest)
         try:
             with (path or self._path(digest)).open("rb") as file:
                 return os.pread(file.fileno(), length, offset)
         except OSError as error:
-            raise WeightsAbsentError(f"the weights {digest[:16]}... are not here: {error.strerror}") from error
+            raise WeightsAbsentError(f"weights {digest[:16]}... are not on this host: {error.strerror}") from error
 
     def _path(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
-            raise ContractError(f"no sha256: {digest[:80]!r}")
+            raise ContractError(f"not a sha256: {digest[:80]!r}")
         return self._folder / f"sent-{digest}.safetensors"
 
 
@@ -124,6 +124,6 @@ def _require_safetensors(path: Path) -> None:
             length, start = int.from_bytes(file.read(8), "little"), file.read(1)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise WeightsAbsentError(f"{path} cannot be read here: {error.strerror}") from error
+        raise WeightsAbsentError(f"{path} is not readable on this host: {error.strerror}") from error
     if start != b"{" or length > size - 8:
-        raise WeightMismatchError(f"{path} is not a safetensors file, and nothing else is taken for weights")
+        raise WeightMismatchError(f"{path} is not a safetensors file")

@@ -1,8 +1,8 @@
-"""The web page of a live run: its records, and what its buffer knows now.
+"""The web page of a live run: its records and the state of its buffer.
 
 `python -m services.dashboard --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--host HOST] [--port PORT]
-[--announce TEXT]`. The port that it listens on is written to RUN/ports/dashboard, unless --port names it: nothing
-else of RUN is written, so it may be mounted read-only.
+[--announce TEXT]`. The port is written to RUN/ports/dashboard unless --port is given; nothing else is written to RUN,
+so it may be mounted read-only.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def main(flags: Flags) -> None:
     ) as listener:
         if not port:
             flags.run.write_port(DASHBOARD, int(listener.getsockname()[1]))
-        log.info("run=%s listens on %s:%d", config.run.name, *listener.getsockname()[:2])
+        log.info("run=%s listening on %s:%d", config.run.name, *listener.getsockname()[:2])
         if flags.extra.announce:
             log.info("%s", flags.extra.announce)
         uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and dashboard.host)")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of dashboard.port)")
-    parser.add_argument("--announce", help="a line to log at the start: the page's address outside of a container")
+    parser.add_argument("--buffer-url", help="URL of the buffer service (default: from the config and RUN/ports)")
+    parser.add_argument("--host", help="address to listen on (overrides BAPO_HOST and dashboard.host)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (overrides dashboard.port)")
+    parser.add_argument("--announce", help="line to log at startup, e.g. the page's URL outside of the container")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page over HTTP: its files for everybody, its numbers for who may see them. Nothing of a run is changed here."""
+"""The page over HTTP: static files without authentication, data with a token. Read-only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PERMISSIONS = Permissions(
         allow("GET", "/metrics", Role.VIEWER),
         *(allow("GET", f"{API}/{endpoint.name}", *endpoint.roles) for endpoint in ENDPOINTS),
     ],
-    open_paths=("/", "/{folder}/{file}"),  # a browser that opens a page can send no token
+    open_paths=("/", "/{folder}/{file}"),  # a browser cannot send a token when it opens a page
 )
 SMALL_BYTES = 4096
 HEADERS = {
@@ -53,10 +53,10 @@ def create_app(
     *,
     siblings: Callable[[], tuple[str, ...]] = tuple,
 ) -> FastAPI:
-    """The page of one run. Without a keyring everybody may see everything.
+    """The page of one run. Without a keyring there is no authentication.
 
     Args:
-        siblings: the runs served next to it, as ../NAME/.
+        siblings: other runs served at ../NAME/.
     """
     app = FastAPI(title="BAPO dashboard", version=bapo.__version__, summary="The web page of one run.")
     app.include_router(_page(view, siblings, needs_token=keyring is not None))
@@ -71,7 +71,7 @@ def create_app(
 
 
 def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
-    """How the page is served: our own log lines, a bounded end."""
+    """Server settings: own log format, bounded shutdown."""
     return uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=1, **SERVER_SETTINGS)
 
 
@@ -89,7 +89,7 @@ def _page(view: RunView, siblings: Callable[[], tuple[str, ...]], *, needs_token
     async def asset(folder: str, file: str, request: Request) -> Response:
         found = all_assets().get(f"{folder}/{file}")
         if found is None:
-            raise ContractError(f"the page has no file {folder}/{file}")
+            raise ContractError(f"no such file: {folder}/{file}")
         headers = HEADERS | {"ETag": found.etag}
         if request.headers.get("if-none-match") == found.etag:
             return Response(status_code=304, headers=headers)
@@ -103,12 +103,12 @@ def _health(telemetry: Telemetry) -> APIRouter:
 
     @router.get("/healthz")
     async def healthz() -> dict[str, bool]:
-        """The process is alive."""
+        """Liveness probe."""
         return {"alive": True}
 
     @router.get("/readyz")
     async def readyz() -> dict[str, bool]:
-        """The page is served; what it cannot read or reach, it says itself."""
+        """Readiness probe. The page itself reports what it cannot read or reach."""
         return {"ready": True}
 
     @router.get("/metrics", response_class=Response)
@@ -119,7 +119,7 @@ def _health(telemetry: Telemetry) -> APIRouter:
 
 
 def _route(view: RunView, endpoint: Endpoint) -> Callable[..., Response]:
-    """A route whose query is the keyword arguments of the endpoint: FastAPI checks their types. It runs in a thread."""
+    """A route whose query parameters are the endpoint's keyword arguments. Runs in a thread."""
 
     def route(request: Request, **query: Any) -> Response:
         content = json.dumps(ask(view, endpoint, **query), separators=(",", ":"), allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""The files of the page as they are served, and the whole page as one offline file."""
+"""The static files as served, and the whole page as one offline file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATIC = Path(__file__).parent / "static"
 FOLDERS = ("app", "overview", "pages", "vendor")
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".txt": "text/plain"}
 NAMES = {"vendor/echarts.common.min.js": "echarts"}
-"""Modules that are imported by a name of their own."""
+"""Modules with a bare import name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,13 @@ class Asset:
 
     @property
     def name(self) -> str:
-        """By which other modules import it."""
+        """Import name of the module."""
         return NAMES.get(self.path, f"bapo/{self.path}")
 
 
 @cache
 def all_assets() -> Mapping[str, Asset]:
-    """By path; nothing else of the disk is served."""
+    """All assets by path; nothing else on disk is served."""
     files = [file for folder in FOLDERS for file in sorted((STATIC / folder).iterdir()) if file.suffix in TYPES]
     found = (Asset(path=f"{file.parent.name}/{file.name}", content=file.read_bytes()) for file in files)
     return {asset.path: asset for asset in found}
@@ -59,7 +59,7 @@ def scripts() -> list[Asset]:
 
 
 def page_modules() -> list[str]:
-    """Names of the modules of the pages: one per file."""
+    """Module names of the pages, one per file."""
     return [asset.name for asset in scripts() if asset.path.startswith("pages/")]
 
 
@@ -67,15 +67,15 @@ def page_modules() -> list[str]:
 class Document:
     html: bytes
     policy: str
-    """Content-Security-Policy: scripts from here only, text never becomes markup, no other host is called."""
+    """Content-Security-Policy: only own scripts, no markup from text, no other hosts."""
 
 
 @lru_cache(maxsize=64)
 def served_document(title: str, *, needs_token: bool, siblings: tuple[str, ...] = ()) -> Document:
-    """The page for a browser that asks a service; one that needs a token is not asked before there is one.
+    """The page as served; if a token is needed, it sends no request without one.
 
     Args:
-        siblings: runs that the same service shows at ../NAME/.
+        siblings: other runs served at ../NAME/.
     """
     imports = {asset.name: f"./{asset.path}" for asset in scripts()}
     import_map = as_json({"imports": imports})
@@ -95,7 +95,7 @@ def served_document(title: str, *, needs_token: bool, siblings: tuple[str, ...] 
 
 
 def filled(*, title: str, style: str, import_map: str, data: str, start: str) -> str:
-    """index.html with its five gaps filled; `title` is escaped text, everything else is markup of our own."""
+    """index.html with its five placeholders filled; `title` is escaped, everything else is trusted markup."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     values = {
         "TITLE": title,
@@ -111,7 +111,7 @@ def filled(*, title: str, style: str, import_map: str, data: str, start: str) ->
 
 
 def as_json(values: object) -> str:
-    """JSON that may stand between script tags: no text of a run can end the element or begin another."""
+    """JSON that is safe inside a script tag: no text of a run can close the element."""
     return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -122,12 +122,12 @@ POLICY = (
 
 
 def write_export(run: RunDirectory, path: Path) -> Path:
-    """Write the page of a run. Raises: ConfigError when it has no finished step; StorageError."""
+    """Write the page of a run. Raises: ConfigError if it has no finished step; StorageError."""
     view = view_of(run, load_resolved(run.config_path))
     while not view.is_complete:
         view.refresh()
     if not view.num_steps:
-        raise ConfigError(f"run {run.path} has no finished step yet, so there is nothing to export")
+        raise ConfigError(f"run {run.path} has no finished step yet: nothing to export")
     with storing(path, when_full=ELSEWHERE):
         replace_file(path, page_of(view).encode())
     return path
@@ -147,7 +147,7 @@ def page_of(view: RunView) -> str:
 
 
 def answers(view: RunView) -> dict[str, Any]:
-    """Key of an answer -> the answer, for all that the file carries."""
+    """Key -> response, for all data in the exported file."""
     found = {}
     for endpoint in ENDPOINTS:
         for query in endpoint.exported(view):

@@ -1,6 +1,6 @@
-"""The data API of the page: its endpoints in one table, asked one at a time.
+"""The data API of the page: a table of endpoints, which are called one at a time.
 
-To add one: write `name(view: RunView, *, query: int = 0, ...) -> JSON values` next to the others, and its line here.
+To add one: write `name(view: RunView, *, query: int = 0, ...) -> JSON values` and add it to the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.dashboard.search import Texts, search
 
 TAIL_BYTES = 64 * 1024
 FOLDS = (StepRows, PromptVisits, History, PromptIndex, Texts)
-"""What is kept of the steps; one object per class for all endpoints."""
+"""State kept over the steps; one object per class, shared by all endpoints."""
 
 
 def _without_query(_: RunView) -> list[dict[str, Any]]:
@@ -34,9 +34,9 @@ def _none(_: RunView) -> list[dict[str, Any]]:
 
 
 def live(view: RunView) -> dict[str, Any]:
-    """`live`: {status, batches} of the buffer; null where only a run directory is shown, or while it does not answer.
+    """`live`: {status, batches} of the buffer; null without a buffer, or while it does not respond.
 
-    Compositions are asked for while there are no records of steps to show in their place.
+    Compositions are included while there are no records of steps.
     """
     return {"live": view.live.numbers(with_batches=not view.num_steps) if view.live else None}
 
@@ -73,13 +73,13 @@ def _tail(content: bytes) -> str:
 class Endpoint:
     name: str
     answer: Callable[..., Mapping[str, Any]]
-    """Its keyword arguments are the query."""
+    """Its keyword arguments are the query parameters."""
     roles: tuple[Role, ...] = (Role.VIEWER,)
-    """Who may ask, besides the operator."""
+    """Roles that may call it, in addition to operator."""
     exported: Callable[[RunView], Iterable[Mapping[str, Any]]] = _without_query
-    """Queries whose answers an exported file carries."""
+    """Queries included in an exported file."""
     needs_records: bool = True
-    """False: it reads no fold, so it is asked without a lock, and may wait."""
+    """False: it reads no fold, so it is called without a lock, and may block."""
 
 
 ENDPOINTS = (
@@ -99,9 +99,9 @@ def view_of(run: RunDirectory, config: Config, live: LiveBuffer | None = None) -
 
 
 def ask(view: RunView, endpoint: Endpoint, **query: Any) -> dict[str, Any]:
-    """The answer, with what every page must know of the records that it was made from.
+    """The response, with the state of the records it was computed from.
 
-    Raises: ContractError for a query that means nothing, or a damaged file.
+    Raises: ContractError for an invalid query or a damaged file.
     """
     if not endpoint.needs_records:
         return dict(endpoint.answer(view, **query))

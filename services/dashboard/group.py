@@ -1,4 +1,4 @@
-"""One group: its responses, with what the learner knew of every token where a step recorded that."""
+"""One group: its responses, with per-token values of the learner if they were recorded."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from services.dashboard.run_view import RunView, number
 
 TOKENS = 2000
 CHARS = 4
-"""Of a token, about: what a text is cut by whose tokens are not known."""
+"""Approximate characters per token, to truncate texts without tokens."""
 EXPORTED_TOKENS = 300_000
-"""Of all groups in an exported file: about 15 MB of it."""
+"""Token limit of all groups in an exported file: about 15 MB."""
 
 
 def group(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[str, Any]:
     """One group with its responses.
 
     Args:
-        step: which use of the group; 0: the newest one with a text, if possible one that was trained; else the newest.
-        most: tokens of each response that are sent.
-    Raises: ContractError for a group that no step saw (yet: see `is_complete`).
+        step: which use of the group; 0: the latest with a text, preferably one that trained; else the latest.
+        most: maximum number of tokens per response.
+    Raises: ContractError for a group that no step has read (yet: see `is_complete`).
     """
     found = view.fold(PromptIndex).group(id)
     if found is None:
         if view.is_complete:
-            raise ContractError(f"no step of run {view.config.run.name} looked at a group {id[:80]!r}")
+            raise ContractError(f"no step of run {view.config.run.name} has read a group {id[:80]!r}")
         return {"id": id, "responses": None}
     prompt_id, steps = found
     visits = [visit for visit in view.fold(History).visits(prompt_id) if visit.result.group_id == id]
@@ -57,7 +57,7 @@ def group(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[
 
 
 def exported_group(view: RunView) -> Iterable[dict[str, Any]]:
-    """The groups of the newest recorded steps, as many as fit."""
+    """The groups of the latest recorded steps, as many as fit."""
     room = EXPORTED_TOKENS
     for step in reversed(view.run.token_files.steps()):
         sizes: dict[str, int] = {}
@@ -92,30 +92,30 @@ def _why_no_text(view: RunView, result: GroupResult, step: int) -> str:
     kept = "" if result.origin is None else _kept_batch(view, step)
     if step in steps and result.origin is None:
         return (
-            "the step has texts, but not of this group: of groups that do not train as many are kept as go into "
+            "the step has texts, but not of this group: groups that do not train are kept up to the limit of "
             f"diagnostics.texts_mb = {settings.texts_mb}"
         )
     if step in steps:
         return (
-            "the step's texts leave this group out: diagnostics.texts_mb or diagnostics.token_records_mb is too small "
-            "for the whole batch"
+            "the texts of this step do not include this group: diagnostics.texts_mb or diagnostics.token_records_mb is "
+            "too small for the whole batch"
         )
     if not settings.texts and not settings.token_records:
-        return f"this run keeps no texts: set diagnostics.texts = 1 (every step) or more{kept}"
+        return f"this run records no texts: set diagnostics.texts to 1 (every step) or more{kept}"
     if all(not every or step % every for every in (settings.texts, settings.token_records)):
         turns = f"diagnostics.texts = {settings.texts}, diagnostics.token_records = {settings.token_records}"
-        return f"it was not the turn of step {step} ({turns}; 0: never){kept}"
+        return f"step {step} is not recorded ({turns}; 0: never){kept}"
     if steps and step < steps[0]:
-        return f"the texts of step {step} were removed: diagnostics.token_records_mb was full{kept}"
+        return f"the texts of step {step} were deleted: diagnostics.token_records_mb was exceeded{kept}"
     return (
-        f"the texts of step {step} are not written yet, or were left out, which the learner's log says; older "
-        f"runs kept none{kept}"
+        f"the texts of step {step} are not written yet, or were skipped (see the learner's log); older "
+        f"runs recorded none{kept}"
     )
 
 
 def _why_no_tokens(view: RunView, result: GroupResult, step: int) -> str:
     if result.origin is None:
-        return "the group did not train in this step, so the learner computed nothing of its tokens"
+        return "the group did not train in this step, so there are no token values"
     every = view.config.diagnostics.token_records
     setting = (
         f"diagnostics.token_records = {every} records every {every} steps" if every else "diagnostics.token_records = 0"
@@ -126,7 +126,7 @@ def _why_no_tokens(view: RunView, result: GroupResult, step: int) -> str:
 def _kept_batch(view: RunView, step: int) -> str:
     if not view.run.batch_path(step).is_file():
         return ""
-    return f"; its batch is kept, so `bapo replay RUN --step {step} --token-records` makes the record"
+    return f"; its batch is stored: create the record with `bapo replay RUN --step {step} --token-records`"
 
 
 def _prompt(rows: Sequence[TokenRow]) -> dict[str, Any]:

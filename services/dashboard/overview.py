@@ -1,4 +1,4 @@
-"""The overview: curves, prompt visits and table ages, one value per learner step; only what the caller has not seen."""
+"""The overview: curves, prompt visits and table ages, one value per learner step, sent incrementally."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PLAIN = (
 )  # fmt: skip
 BY_ORIGIN = ("staleness_{}_mean", "staleness_{}_max", "tv_{}", "ess_{}", "delta_{}")
 FIELDS = (*PLAIN, *(name.format(origin.value) for origin in Origin for name in BY_ORIGIN), *PHASES)
-"""Fields of a row of metrics.jsonl that are sent as they are."""
+"""Fields of metrics.jsonl that are sent unchanged."""
 CELL = ("origin", "age", "num_groups", "tv_tok", "ess", "delta_max")
-"""Of each cell of the theorem meter under theta_t that has an age."""
+"""Fields of each cell of the theorem meter under theta_t with an age."""
 BOUND = ("origin", "num_groups", "gain", "penalty_theta", "penalty_current", "paper", "paper_vacuous", "tight",
          "tight_vacuous")  # fmt: skip
 
 
 class StepRows:
-    """A fold: what the page draws of metrics.jsonl."""
+    """A fold: the columns of metrics.jsonl that the page plots."""
 
     def __init__(self, config: Config) -> None:
         self._rows: list[list[Any]] = []
@@ -44,7 +44,7 @@ class StepRows:
         self._rows.append([*plain, cells_of(row), bounds_of(row)])
 
     def columns(self, first: int) -> dict[str, list[Any]]:
-        """Name -> values of the steps after the first ones; `cells` and `bounds` have a list per step."""
+        """Name -> values after the first `first` steps; `cells` and `bounds` have a list per step."""
         rows = self._rows[first:]
         return {name: [row[index] for row in rows] for index, name in enumerate((*FIELDS, "cells", "bounds"))}
 
@@ -59,7 +59,7 @@ def bounds_of(row: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _second(value: Any) -> Any:
-    """Unix time, in which six digits say nothing."""
+    """Unix time, which needs more than six digits."""
     return None if value is None else round(value, 2)
 
 
@@ -86,16 +86,16 @@ class Seen:
     last: int
     is_revisited: bool = False
     trained_by: set[Origin] = field(default_factory=set)
-    """Origins of its groups with an advantage, trained in steps before now."""
+    """Origins of its groups with an advantage that trained in earlier steps."""
     label: str = ""
-    """Under which it counts as rescued now; empty: it is not."""
+    """Attribution under which it currently counts as newly solved; empty: none."""
 
 
 class PromptVisits:
-    """A fold: how prompts move between accuracy bins, and which were rescued (figures 7 and 15).
+    """A fold: how prompts move between pass rate bins, and which were newly solved (figures 7 and 15).
 
-    The same counting as `bapo.analysis.compare.prompts`, step by step: of each prompt its first fresh visit, its
-    last one, and the origins that trained it in between are kept, and nothing else.
+    Counts like `bapo.analysis.compare.prompts`, incrementally: per prompt it keeps the first and the last fresh
+    visit, and the origins that trained it in between.
     """
 
     def __init__(self, config: Config) -> None:
@@ -106,7 +106,7 @@ class PromptVisits:
         self._rows: list[list[Any]] = []
 
     def advance(self, step: RecordedStep) -> None:
-        """Take one step: its visits first, then what it trained."""
+        """Add one step: its visits first, then the trained groups."""
         new = list({result.group_id: result for result in step.results if result.birth == step.step}.values())
         visits = [result for result in new if result.purpose is Purpose.FRESH and len(result.rewards) == self._size]
         bins = Counter(map(right, visits))
@@ -134,14 +134,14 @@ class PromptVisits:
 
     def columns(self, first: int) -> dict[str, list[Any]]:
         """
-        bins         [G + 1] fresh groups of the step with k right responses (Fig. 7); null where groups are not known
+        bins         [G + 1] fresh groups of the step with k correct responses (Fig. 7); null if unknown
         moved        changes of the migration matrix: cell, change, cell, change ...; a cell is first * (G + 1) + last
-        revisited    prompts that came at least twice so far: the sum of the matrix
-        unsolved     of them, those without a right response at first
-        rescued      of those, with one at last; `attribution`: the same by the origins that trained them in between
-        reasons      what became of every group that the assembly saw
+        revisited    prompts seen at least twice so far: the sum of the matrix
+        unsolved     of these, prompts without a correct response at first
+        rescued      of these, newly solved ones; `attribution`: by the origins that trained them in between
+        reasons      outcome of every group that the assembly read
         response_tokens   mean length of the fresh responses
-        sample_s, grade_s   seconds that the groups took that were new in this step, `new_groups` many, of `workers`
+        sample_s, grade_s   seconds taken by the `new_groups` groups new in this step, on `workers` workers
         """
         rows = self._rows[first:]
         return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
@@ -163,7 +163,7 @@ class PromptVisits:
         self._count_rescue(seen)
 
     def _count_rescue(self, seen: Seen) -> None:
-        """A rescued prompt that is all-incorrect again no longer counts as rescued."""
+        """Update the count; a newly solved prompt that is all-incorrect again no longer counts."""
         if seen.label:
             self._rescued[seen.label] -= 1
         trained = "+".join(sorted(origin.value for origin in seen.trained_by)) or "none of them"
@@ -176,17 +176,17 @@ class PromptVisits:
 
 
 LAST_AGES = (0, 1, 2, 3, 5, 10, 20, 50)
-"""Upper ends of the ranges of age, in steps; what is older has a range of its own."""
+"""Upper ends of the age ranges, in steps; older entries are in a last range."""
 
 
 def table_ages(history: History, first: int) -> dict[str, list[Any]]:
-    """Ages of the entries of B_bad and B_high after each step but the first `first` ones, from the replayed tables.
+    """Ages of the entries of B_bad and B_high after each step except the first `first` ones, from replayed tables.
 
-    Tables are not recorded: they follow from the groups, the settings and the seed. Where the replay differs
-    from the run, or the groups of a step are not known, ages are unknown from there on.
+    Tables are not recorded: they follow from the groups, the settings and the seed. If the replay differs from the
+    run, or the groups of a step are unknown, ages are unknown from there on.
 
-    bad_ages, high_ages       [ranges] entries after the step, by `LAST_AGES`; null where they are unknown
-    bad_oldest, high_oldest   age of the oldest; null where there is none
+    bad_ages, high_ages       [ranges] entries after the step, by `LAST_AGES`; null if unknown
+    bad_oldest, high_oldest   age of the oldest entry; null if there is none
     """
     rows = [_row(step, decision) for step, decision in history.decisions(first)]
     names = ("bad_ages", "high_ages", "bad_oldest", "high_oldest")
@@ -203,7 +203,7 @@ def _row(step: int, decision: Decision | None) -> tuple[Any, ...]:
 
 
 def by_range(ages: Iterable[int], ends: Sequence[int] = LAST_AGES) -> list[int]:
-    """[len(ends) + 1] how many ages lie in each range."""
+    """[len(ends) + 1] number of ages in each range."""
     counts = [0] * (len(ends) + 1)
     for age in ages:
         counts[bisect_left(ends, age)] += 1
@@ -214,11 +214,11 @@ Row = Mapping[str, Any]
 
 
 def overview(view: RunView, *, since: int = 0, measured: int = 0, generation: int = 0) -> dict[str, Any]:
-    """What came after the first `since` steps and the first `measured` evaluations of this generation.
+    """Data after the first `since` steps and the first `measured` evaluations of this generation.
 
-    Answers: `first` (how many steps are left out), `steps` (name of a column -> its values), `held_out` (all of it, or
-    null when there is no new evaluation), `measured`, `run` (what it is and how it goes), `meanings` (reason -> what
-    the word means; in the first answer).
+    Returns: `first` (number of skipped steps), `steps` (column name -> values), `held_out` (complete, or null without
+    a new evaluation), `measured`, `run` (settings and status), `meanings` (reason -> explanation; only in the
+    first response).
     """
     first, known = view.first_new(since, generation), view.first_new(measured, generation)
     steps = view.fold(StepRows).columns(first) | view.fold(PromptVisits).columns(first)
@@ -235,7 +235,7 @@ def overview(view: RunView, *, since: int = 0, measured: int = 0, generation: in
 
 
 def about(view: RunView) -> dict[str, Any]:
-    """What does not change from step to step, and how the run is."""
+    """Constant properties and the status of the run."""
     fields, config = view.run.read_run(), view.config
     return {
         "name": config.run.name,
@@ -260,7 +260,7 @@ def about(view: RunView) -> dict[str, Any]:
 
 
 def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry per split, points in the order of steps.
+    """One entry per split, with points in step order.
 
     `accuracy`, `low` and `high`: see `held_out_curves`; `num_prompts`: of each point.
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
@@ -292,7 +292,7 @@ def _passed(row: Row) -> float:
 
 
 def _moved(base: Row | None, row: Row) -> list[list[int]] | None:
-    """Prompts that both measurements have; None when there is nothing to compare with."""
+    """Matrix over the prompts that both evaluations have; None if there is nothing to compare with."""
     if base is None or base["num_samples"] != row["num_samples"]:
         return None
     before, after = base["rewards"], row["rewards"]

@@ -1,7 +1,7 @@
-"""The prompts of a run: which were seen and where each group is, the list of them, and one with all its visits.
+"""The prompts of a run: an index of prompts and groups, the list of prompts, and one prompt with all its visits.
 
-First and last are of fresh groups of G responses, as in the accuracy-migration matrix (Fig. 15), so that a cell of the
-matrix is the list of its prompts.
+First and last refer to fresh groups of G responses, as in the accuracy-migration matrix (Fig. 15), so that a cell of
+the matrix links to the list of its prompts.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from bapo.core.types import Purpose
 from services.dashboard.run_view import RunView, number
 
 LIMIT = 100
-MOST_OFFSET = 1 << 31
+MAX_OFFSET = 1 << 31
 TABLES = ("", "bad", "high")
 EXPORTED = 300
-"""Prompts that an exported file carries: those that were seen last."""
+"""Number of prompts in an exported file: the last seen ones."""
 
 
 @dataclass(slots=True)
 class Summary:
     prompt_id: str
     fresh: list[tuple[int, int]] = field(default_factory=list)
-    """(step, k) of its fresh groups of G responses."""
+    """(step, k) of the fresh groups of G responses."""
     num_visits: int = 0
     num_trained: int = 0
     first_step: int = 0
     last_step: int = 0
 
     def moved(self, until: int = 0) -> tuple[int, int] | None:
-        """k of its first and of its last fresh group up to a step (0: all), if these are two groups."""
+        """k of its first and last fresh group up to a step (0: all), if there are at least two."""
         found = [k for step, k in self.fresh if not until or step <= until]
         return (found[0], found[-1]) if len(found) > 1 else None
 
 
 class PromptIndex:
-    """Prompts in the order in which they came, and the places of every group."""
+    """Prompts in order of appearance, and the steps of every group."""
 
     def __init__(self, config: Config) -> None:
         self._size = config.algorithm.group_size
@@ -57,7 +57,7 @@ class PromptIndex:
             found.last_step = step.step
             found.num_trained += result.origin is not None
             places = self._groups.setdefault(result.group_id, (result.prompt_id, []))[1]
-            if result.group_id in seen:  # several items of the batch are made of it
+            if result.group_id in seen:  # several items of the batch contain it
                 continue
             seen.add(result.group_id)
             places.append(step.step)
@@ -66,30 +66,30 @@ class PromptIndex:
                 found.fresh.append((step.step, right(result)))
 
     def prompts(self) -> Iterator[Summary]:
-        """The prompt that was seen last comes first."""
+        """All prompts, last seen first."""
         return iter(sorted(self._prompts.values(), key=lambda found: -found.last_step))
 
     def group(self, group_id: str) -> tuple[str, list[int]] | None:
-        """(prompt, steps that saw it); None for an unknown group."""
+        """(prompt, steps that read it); None for an unknown group."""
         return self._groups.get(group_id)
 
 
 def prompts(
     view: RunView, *, first: int = -1, last: int = -1, until: int = 0, table: str = "", offset: int = 0
 ) -> dict[str, Any]:
-    """Prompts: all, those of one cell of the migration matrix, or those in a table.
+    """List prompts: all, those of one cell of the migration matrix, or those in a table.
 
-    The one that was seen last comes first; at most 100 after the first `offset` ones.
+    Last seen first; at most 100 after the first `offset` ones.
 
     Args:
-        first, last: k of the first and of the last fresh group, of prompts that have at least two; -1: any.
-        until: the step up to which that is meant; 0: all.
-        table: bad or high: those that are in it now.
-    Raises: ContractError for another table, or an offset that no list has.
+        first, last: k of the first and last fresh group, for prompts that have at least two; -1: any.
+        until: last step to consider; 0: all.
+        table: bad or high: prompts currently in it.
+    Raises: ContractError for an unknown table or an invalid offset.
     """
-    if table not in TABLES or not 0 <= offset < MOST_OFFSET:
+    if table not in TABLES or not 0 <= offset < MAX_OFFSET:
         raise ContractError(
-            f"table={table!r:.40}, offset={offset}: table is bad, high or empty, and offset from 0 to {MOST_OFFSET - 1}"
+            f"table={table!r:.40}, offset={offset}: table must be bad, high or empty, offset in [0, {MAX_OFFSET - 1}]"
         )
     index, history = view.fold(PromptIndex), view.fold(History)
     chosen = [found for found in index.prompts() if _has_moved(found, first, last, until)]
@@ -134,13 +134,13 @@ def _row(found: Summary) -> dict[str, Any]:
 
 
 def prompt(view: RunView, *, id: str) -> dict[str, Any]:
-    """One prompt: every visit with the inequality that decided, and when it entered and left each table and why.
+    """One prompt: every visit with the deciding inequality, and when and why it entered and left each table.
 
-    Raises: ContractError for a prompt that no assembly saw (yet: see `is_complete`)."""
+    Raises: ContractError for a prompt that no assembly has read (yet: see `is_complete`)."""
     history = view.fold(History)
     visits = history.visits(id)
     if not visits and view.is_complete:
-        raise ContractError(f"no step of run {view.config.run.name} looked at a prompt {id[:80]!r}")
+        raise ContractError(f"no step of run {view.config.run.name} has read a prompt {id[:80]!r}")
     files = view.run.token_files
     recorded = set(files.steps())
     return {

@@ -1,13 +1,13 @@
-"""The run as the endpoints of the page see it.
+"""The run as seen by the endpoints of the page.
 
-    RUN/metrics.jsonl, RUN/groups --(each step once, in order)--> folds --> answers
+    RUN/metrics.jsonl, RUN/groups --(each step once, in order)--> folds --> responses
     RUN/evaluations.jsonl         --(each row once)-------------> `evaluations`
-    the buffer's API              --(asked each time)-----------> `live`
+    the buffer's API              --(each time)-----------------> `live`
 
-A fold is whatever an endpoint keeps between two steps: it takes every step once, in order, and begins again when
-the run went back to a checkpoint. Reading is done in slices: a page that opens on a long run sees how far it is, and
-the process that serves it is never busy for long. A run that resumes drops the records after its checkpoint and writes
-them again: metrics.jsonl is then another file (it is replaced by a rename), and the view begins again.
+A fold is the state an endpoint keeps between two steps: it processes every step once, in order, and restarts when the
+run goes back to a checkpoint. Records are read in slices, so that a page of a long run shows its progress and the
+process is never blocked for long. A resumed run drops the records after its checkpoint and writes them again:
+metrics.jsonl is then replaced by a rename, and the view restarts.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from bapo.transport.messages import status_map
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.08
-"""Longest time that one answer reads records; at least one step is read."""
+"""Maximum time per response for reading records; at least one step is read."""
 DIGITS = 6
-"""Significant digits that are sent: a curve shows three."""
+"""Significant digits that are sent; a curve shows three."""
 
 BUFFER_TIMEOUT_S = 2.0
-MOST_BATCHES = 1000
-"""Compositions that are shown where there are no records of steps."""
+MAX_BATCHES = 1000
+"""Maximum number of compositions shown while there are no records of steps."""
 
 
 class Fold(Protocol):
-    """What is kept of the steps so far."""
+    """State over the steps so far."""
 
     def advance(self, step: RecordedStep) -> None:
-        """Take one step; they come in order. `results` is empty where the groups of a step cannot be read."""
+        """Add one step, in order. `results` is empty if the groups of a step cannot be read."""
 
 
 FoldType = TypeVar("FoldType", bound=Fold)
@@ -55,25 +55,25 @@ FoldType = TypeVar("FoldType", bound=Fold)
 
 @dataclass(kw_only=True)
 class RunView:
-    """One run, for as long as a page of it is served. Endpoints are called one at a time (`endpoints.ask`)."""
+    """One run while its page is served. Endpoints are called one at a time (`endpoints.ask`)."""
 
     run: RunDirectory
     config: Config
     makers: tuple[type, ...] = ()
-    """Classes of the folds; each is made from the configuration."""
+    """Classes of the folds, created from the config."""
     live: LiveBuffer | None = None
-    """None: nothing but the run directory is there."""
+    """None: only the run directory is available."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     generation: int = 0
-    """Rises when the run went back: what was answered before no longer holds. Begins at the time of the start, so that
-    no other process repeats it."""
+    """Increases when the run goes back, which invalidates earlier responses. Starts at the start time, so that no other
+    process repeats it."""
     num_steps: int = 0
-    """Steps that the folds have taken."""
+    """Number of steps in the folds."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     is_complete: bool = False
-    """Whether that is all there is."""
+    """Whether the folds include all recorded steps."""
     problem: str = ""
-    """Why records, or the groups of them, cannot be read; empty when they can."""
+    """Why records or their groups cannot be read; empty if they can."""
 
     def __post_init__(self) -> None:
         self._begin(time.time_ns() // 1_000_000)
@@ -82,11 +82,11 @@ class RunView:
         return cast(FoldType, self._folds[kind])
 
     def first_new(self, since: int, generation: int) -> int:
-        """`since` of a caller that knows this generation; 0 for one that knows another, or none."""
+        """`since` if the caller knows this generation, else 0."""
         return since if generation == self.generation else 0
 
     def refresh(self) -> None:
-        """Take the steps that are new, for at most SLICE_S. Raises: ContractError for a damaged file."""
+        """Add new steps for at most SLICE_S. Raises: ContractError for a damaged file."""
         if self._lines.is_another_file() or self._measured.is_another_file():
             self._begin(self.generation + 1)
         self.evaluations += self._measured.read()
@@ -112,40 +112,40 @@ class RunView:
         self.num_steps += 1
 
     def _results(self, step: int) -> tuple[GroupResult, ...]:
-        """Groups of a step, written before its row. () when they cannot be read: the page then says so."""
+        """Groups of a step, written before its row. () if they cannot be read, which the page reports."""
         try:
             return tuple(result for _, results in self.run.read_groups([step]) for result in results)
         except ImportError:
-            self.problem = "the groups of the steps cannot be read: pyarrow is not installed where the page is served"
+            self.problem = "cannot read the groups of the steps: pyarrow is not installed on the server of this page"
         except ContractError as error:
-            self.problem = f"the groups of step {step} cannot be read: {error}"
+            self.problem = f"cannot read the groups of step {step}: {error}"
         return ()
 
 
 class LiveBuffer:
-    """The buffer of a live run, asked over its API."""
+    """The buffer of a live run, accessed over its API."""
 
     def __init__(self, config: Config, run: RunDirectory, url: str | None = None, token: Token | None = None) -> None:
         """
         Args:
-            url: None: from the configuration and RUN/ports.
-            token: None: that of this process.
+            url: default: from the config and RUN/ports.
+            token: default: the token of this process.
         """
         self._config, self._run, self._url, self._token = config, run, url, token
         self._client: BufferClient | None = None
 
     def numbers(self, *, with_batches: bool) -> dict[str, Any] | None:
-        """Its status, and its newest compositions in the order of steps; None while it does not answer."""
+        """Status and newest compositions in step order; None while the buffer does not respond."""
         try:
             client = self._connected()
-            batches = client.compositions(limit=MOST_BATCHES)[::-1] if with_batches else []
+            batches = client.compositions(limit=MAX_BATCHES)[::-1] if with_batches else []
             return {"status": status_map(client.status()), "batches": batches}
         except BapoError as error:
-            log.debug("the buffer did not answer the page: %s", error)
+            log.debug("the buffer did not respond: %s", error)
             return None
 
     def _connected(self) -> BufferClient:
-        """The buffer announces its port when it is up. Raises: DeadlineError before that."""
+        """Connect to the buffer. Raises: DeadlineError if it has not announced its port yet."""
         if self._client is None:
             url = self._url or buffer_url(self._config, self._run, timeout_s=0.0)
             self._client = BufferClient(url, timeout_s=BUFFER_TIMEOUT_S, retry_s=0.0, token=self._token)
@@ -153,7 +153,7 @@ class LiveBuffer:
 
 
 def number(value: Any) -> Any:
-    """A number as it is sent: few digits, and null instead of what JSON cannot say."""
+    """Round a number for sending; null instead of NaN and infinity."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Words in the ids of prompts and groups, and in the texts of those whose tokens are recorded.
+"""Search in the ids of prompts and groups, and in recorded texts.
 
-A query is words with spaces between them; a document has all of them somewhere, in any case. Not SQLite's FTS5: its
-trigram index finds nothing of one or two characters, such as the numbers of a Countdown task.
+A query is a list of words separated by spaces; a document matches if it contains all of them, case-insensitively. Not
+SQLite's FTS5: its trigram index cannot find one or two characters, such as the numbers of a Countdown task.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from services.dashboard.run_view import RunView
 
 LIMIT = 50
 TAKE_S = 0.08
-"""Longest time that one answer reads token records; at least one file is read."""
-MOST_CHARS = 20_000
-MOST_INDEX_CHARS = 64 << 20
-"""Of all documents; what comes later is not found. Both cases of a text are kept: 2 bytes per ASCII character."""
+"""Maximum time per response for reading token records; at least one file is read."""
+MAX_CHARS = 20_000
+MAX_INDEX_CHARS = 64 << 20
+"""Total size; later documents are not indexed. Original and lower case are kept: 2 bytes per ASCII character."""
 AROUND = 60
-"""Characters before and after the first hit that are shown."""
+"""Characters shown before and after the first hit."""
 
 Key = tuple[str | int, ...]
 
@@ -35,24 +35,24 @@ class Hit:
 
 
 class TextIndex:
-    """Documents by key, in the order in which they came."""
+    """Documents by key, in insertion order."""
 
     def __init__(self) -> None:
         self._documents: list[tuple[Key, str, str]] = []
         self._num_chars = 0
         self.is_full = False
-        """Whether something was not taken because of MOST_INDEX_CHARS."""
+        """Whether a document was skipped because of MAX_INDEX_CHARS."""
 
     def add(self, key: Key, text: str) -> None:
-        """One document; a key may come again."""
-        if self._num_chars + len(text) > MOST_INDEX_CHARS:
+        """Add a document; keys may repeat."""
+        if self._num_chars + len(text) > MAX_INDEX_CHARS:
             self.is_full = True
             return
         self._documents.append((key, text, text.lower()))
         self._num_chars += len(text)
 
     def find(self, query: str, limit: int) -> tuple[list[Hit], bool]:
-        """(the newest documents with all words, whether these are all of them)."""
+        """(the newest matching documents, whether these are all matches)."""
         words = sorted(query.lower().split(), key=len, reverse=True)
         found: list[Hit] = []
         for key, text, lower in reversed(self._documents) if words else ():
@@ -66,7 +66,7 @@ class TextIndex:
 
 
 class Texts:
-    """A fold: what can be searched."""
+    """A fold: the search index."""
 
     def __init__(self, config: Config) -> None:
         self.index = TextIndex()
@@ -74,7 +74,7 @@ class Texts:
         """Steps whose token records are in the index."""
         self._known: set[str] = set()
         self._prompts: set[str] = set()
-        """Those whose text is in the index."""
+        """Prompts whose text is in the index."""
 
     def advance(self, step: RecordedStep) -> None:
         for result in step.results:
@@ -84,31 +84,31 @@ class Texts:
                     self.index.add((kind, name, step.step), name)
 
     def take(self, view: RunView, steps: list[int]) -> None:
-        """Add the token records that are new to the index, for at most TAKE_S."""
+        """Add new token records to the index, for at most TAKE_S."""
         deadline = time.monotonic() + TAKE_S
         for step in steps:
             if step in self.taken:
                 continue
             for head in view.run.token_files.read_heads(step):
-                # An entry of several stored groups ("a:0,2+b:1") is found under the first of them.
+                # An entry of several stored groups ("a:0,2+b:1") is indexed under the first one.
                 group_id, prompt_id = head["group_id"].split("+")[0].split(":")[0], head["prompt_id"]
                 if prompt_id not in self._prompts:
                     self._prompts.add(prompt_id)
-                    self.index.add(("prompt", prompt_id, step), head["prompt"][:MOST_CHARS])
-                self.index.add(("response", group_id, step, head["row"]), head["text"][:MOST_CHARS])
+                    self.index.add(("prompt", prompt_id, step), head["prompt"][:MAX_CHARS])
+                self.index.add(("response", group_id, step, head["row"]), head["text"][:MAX_CHARS])
             self.taken.add(step)
             if time.monotonic() > deadline:
                 return
 
 
 def search(view: RunView, *, text: str) -> dict[str, Any]:
-    """The newest prompts, groups and responses that have all words; call again while `is_whole` is false.
+    """The newest prompts, groups and responses that contain all words; call again while `is_whole` is false.
 
-    Answers: `hits`: {kind: prompt, group or response, id, step, row, snippet}; `has_all`: whether these are all;
-    `taken` of `recorded` steps are in the index so far.
+    Returns: `hits`: {kind: prompt, group or response, id, step, row, snippet}; `has_all`: whether these are all;
+    `taken` of `recorded` steps are indexed so far.
     """
     if len(text) > 200:
-        raise ContractError(f"a search of {len(text)} characters; at most 200 are taken")
+        raise ContractError(f"the search text has {len(text)} characters, more than 200")
     texts, steps = view.fold(Texts), view.run.token_files.steps()
     texts.take(view, steps)
     hits, has_all = texts.index.find(text, LIMIT)

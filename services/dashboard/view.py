@@ -1,10 +1,9 @@
 """`python -m services.dashboard.view RUN|FOLDER [--host HOST] [--port PORT] | [--export FILE]`: the page of any run.
 
-The other runs of its folder are one click away, to switch to or to compare with.
+The page can switch to the other runs of the folder, or compare with them.
 
-Behind `bapo view` and `bapo report`. Nothing is written, neither to the run nor to its ports, and its buffer is asked
-only while its launcher is there; with --export the page of the records goes into one file instead, and nothing listens.
-Ends with Ctrl-C or SIGTERM.
+Used by `bapo view` and `bapo report`. Read-only; the buffer is accessed only while the launcher of the run is alive.
+With --export the page is written to one file instead. Stop it with Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from services.dashboard.run_view import LiveBuffer
 
 HOST = "127.0.0.1"
 PORT = 8709
-"""No process of a run listens there by default, so that a run can be inspected while another one trains."""
+"""Not used by the processes of a run by default, so that a run can be viewed while another one trains."""
 
 
 MakeApp = Callable[[Path, "RunFolder"], FastAPI]
@@ -98,18 +97,18 @@ def serve(path: Path, host: str, port: int) -> None:
     app = RunFolder(resolved.parent if is_run else resolved, resolved.name if is_run else None, page_of_run)
     with listen(host, port, what="the dashboard", key="--port") as listener:
         host, port = listener.getsockname()[:2]
-        sys.stdout.write(f"{name} is shown at http://{host}:{port}/  (Ctrl-C ends it)\n")
+        sys.stdout.write(f"serving {name} at http://{host}:{port}/  (stop with Ctrl-C)\n")
         sys.stdout.flush()
         uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve or export; the exit code."""
+    """Serve or export; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m services.dashboard.view", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run directory, or a folder of run directories")
     parser.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=PORT, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write the page into one file that opens offline")
+    parser.add_argument("--port", type=int, default=PORT, help="port, 0 for a free one (default: %(default)s)")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the page to one file that works offline")
     flags = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:

@@ -17,7 +17,7 @@ START_TIMEOUT_S = 60.0
 
 
 def main(flags: Flags) -> None:
-    """Wait for the buffer, then measure what is due until the last weights are measured."""
+    """Wait for the buffer, then run evaluations until the final weights are evaluated."""
     config = flags.config
     telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
@@ -37,8 +37,8 @@ def main(flags: Flags) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--once", action="store_true", help="measure the weights that the workers have now, then end")
+    parser.add_argument("--buffer-url", help="URL of the buffer service (default: from the config and RUN/ports)")
+    parser.add_argument("--once", action="store_true", help="evaluate the current weights of the workers, then exit")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The evaluator's loop: measure held-out splits with the workers that sample for training, and write rows.
+"""The evaluator's loop: evaluate held-out splits on the training workers, and write rows.
 
-Training never waits for a measurement as such; workers are shared, and they serve evaluation before fresh work
-because a policy version can only be measured while it is there. What was measured is in evaluations.jsonl, so the
-evaluator may die and start again.
+Training never waits for an evaluation, but workers are shared and prefer evaluation over fresh requests, because a
+policy version can only be evaluated while workers have it. Results are in evaluations.jsonl, so the evaluator may
+crash and restart.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Evaluator:
         self._now = now
 
     def run(self) -> None:
-        """Measure until the last weights are measured. Raises: DeadlineError, UnavailableError, StorageError."""
+        """Run until the final weights are evaluated. Raises: DeadlineError, UnavailableError, StorageError."""
         if not self._task.held_out_splits:
-            log.info("task %s has no held-out split: nothing to measure", self._task.name)
+            log.info("task %s has no held-out split: nothing to evaluate", self._task.name)
             return
         num_steps = self._config.run.num_steps
         measured = self._measured_versions()
-        for row in self._run.read_evaluations():  # of an evaluator before this one
+        for row in self._run.read_evaluations():  # from an evaluator before this one
             self._show(row)
         while not is_finished(measured, num_steps):
             target = next_target(
@@ -91,20 +91,20 @@ class Evaluator:
         return {version for version, _ in rows if all((version, split) in rows for split in self._task.held_out_splits)}
 
     def _forget_older(self, version: int) -> None:
-        """Delete requests of a killed evaluator for versions that will not be collected."""
+        """Delete requests of a killed evaluator for versions that will never be collected."""
         for label in self._buffer.status().evaluations:
             split, measured = parts_of(label)
             if split in self._task.held_out_splits and measured < version:
                 self._buffer.forget(label)
 
     def measure(self, target: Target) -> None:
-        """Ask for all splits at once, wait for them, and write one row per split that has none yet."""
+        """Request all splits, wait for them, and write a row for each split that has none yet."""
         have = {row["split"] for row in self._run.read_evaluations() if row["version"] == target.version}
         self._forget_older(target.version)
-        for split in have:  # by an evaluator that was killed before it could
+        for split in have:  # left by an evaluator that was killed before it could delete them
             self._buffer.forget(label_of(split, target.version))
         splits = [split for split in self._task.held_out_splits if split not in have]
-        asked = {split: self._ask(target, split) for split in splits}
+        asked = {split: self._request(target, split) for split in splits}
         for split, requests in asked.items():
             label = label_of(split, target.version)
             self._wait(label, requests)
@@ -116,7 +116,7 @@ class Evaluator:
         if not groups:
             raise UnavailableError(
                 f"evaluation {label_of(split, target.version)}: all {num_asked} groups failed; "
-                f"the last failure: {self._buffer.status().last_failure or 'see the log of the rollout server'}"
+                f"last failure: {self._buffer.status().last_failure or 'see the log of the rollout server'}"
             )
         own = self._config.evaluation.splits.get(split, SplitConfig())
         row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout, own=own)
@@ -135,14 +135,14 @@ class Evaluator:
         solved = sum(max(found) > 0 for found in rewards) / len(rewards)
         self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
 
-    def _ask(self, target: Target, split: str) -> list[RolloutRequest]:
+    def _request(self, target: Target, split: str) -> list[RolloutRequest]:
         prompts = list(self._task.prompts(split))[: target.num_prompts]
         requests = requests_of(target, split, prompts, self._config.evaluation)
         self._buffer.enqueue(requests)
         return requests
 
     def _wait(self, label: str, requests: Sequence[RolloutRequest]) -> None:
-        """Return when every group is there or has failed for good. Raises: DeadlineError when nothing moves."""
+        """Wait until every group is done or has failed permanently. Raises: DeadlineError without progress."""
         num_asked = len(requests)
         timeout_s = self._config.learner.batch_timeout_s
         counts: tuple[int, ...] = ()
@@ -153,16 +153,16 @@ class Evaluator:
             if settled >= num_asked:
                 return
             if settled + status.num_open(Purpose.EVALUATE) < num_asked:
-                # Redis came back without its last second, or from a snapshot, which has no evaluations. What is left
-                # of them is not asked twice.
-                log.warning("evaluation %s: requests are gone from the buffer: requesting them once more", label)
+                # Redis restarted without its last second of writes, or from a snapshot, which has no evaluations.
+                # Known ids are not enqueued twice.
+                log.warning("evaluation %s: requests are missing in the buffer, requesting them again", label)
                 self._buffer.enqueue(requests)
-            # As the learner waits: workers that are busy with other requests are not a reason to end the run.
+            # Same timeout as the learner: workers that are busy with other requests are no reason to fail the run.
             if status.counts != counts:
                 counts, moved_s = status.counts, self._now()
             elif self._now() - moved_s > timeout_s:
                 raise DeadlineError(
-                    f"evaluation {label}: {settled}/{num_asked} groups, and nothing moved for "
+                    f"evaluation {label}: {settled}/{num_asked} groups, no progress for "
                     f"{timeout_s:.0f} s (learner.batch_timeout_s); see the rollout server's log"
                 )
             self._sleep(POLL_S)
@@ -174,7 +174,7 @@ def evaluation_row(
     """Accuracy of one split with its interval, and what a comparison with another run needs to be fair.
 
     Args:
-        groups: at least one; groups that failed for good are missing and counted as dropped, not as wrong.
+        groups: at least one; permanently failed groups are missing and counted as dropped, not as incorrect.
     """
     found = estimate([group.mu for group in groups])
     num_tokens = sum(len(group.token_ids) for group in groups)
@@ -207,6 +207,6 @@ def evaluation_row(
 
 
 def _busy_seconds(groups: Sequence[Group]) -> float:
-    """From the first claim to the last graded group: waiting for workers to come up is not part of it."""
+    """Time from the first claim to the last graded group, excluding worker startup."""
     begin = min(group.timing.claimed_at for group in groups)
     return max(g.timing.claimed_at + g.timing.sample_s + g.timing.grade_s for g in groups) - begin

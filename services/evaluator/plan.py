@@ -1,8 +1,8 @@
-"""When to measure which policy version: pure rules of where the learner is and what was measured before.
+"""When to evaluate which policy version: pure rules over the learner's progress and past evaluations.
 
 base    version 1, before training changes it        num_prompts_final per split
 during  the first published version after each multiple of `every` steps        num_prompts
-final   version T + 1                                num_prompts_final; then the evaluator is finished
+final   version T + 1                                num_prompts_final; then the evaluator exits
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ BASE_VERSION = 1
 class Target:
     version: int
     num_prompts: int
-    """Per split, where the split has as many."""
+    """Per split, if the split has as many."""
 
     @property
     def step(self) -> int:
-        """Learner steps after these weights."""
+        """Number of learner steps of these weights."""
         return self.version - 1
 
 
 def next_target(
     progress: Progress, measured: Collection[int], *, num_steps: int, settings: EvaluationConfig, cadence: CadenceConfig
 ) -> Target | None:
-    """What to measure now; None to wait.
+    """What to evaluate now; None to wait.
 
     Args:
-        measured: versions that have their rows already.
-        cadence: when versions are published. After a resume the progress names the step of the checkpoint, and the
-            workers get the version of before it.
-    A base that was missed (version 2 is out already) stays missed: its weights are gone.
+        measured: versions that already have rows.
+        cadence: when versions are published. After a resume the progress is the step of the checkpoint, and the
+            workers get an older version.
+    A missed base (version 2 is already published) is not evaluated: its weights are gone.
     """
     final = num_steps + 1
     if progress.policy_version <= BASE_VERSION and progress.step <= num_steps:
@@ -54,17 +54,17 @@ def next_target(
 
 
 def is_finished(measured: Collection[int], num_steps: int) -> bool:
-    """Whether the last weights have been measured."""
+    """Whether the final weights have been evaluated."""
     return num_steps + 1 in measured
 
 
 def label_of(split: str, version: int) -> str:
-    """Name of one measurement at the buffer."""
+    """Label of an evaluation in the buffer."""
     return f"{split}@{version}"
 
 
 def parts_of(label: str) -> tuple[str, int]:
-    """(split, version) of a measurement's name; version 0 for a name that is not ours."""
+    """(split, version) of a label; version 0 for a label of another client."""
     split, _, version = label.rpartition("@")
     return split, int(version) if version.isdecimal() else 0
 

@@ -1,4 +1,4 @@
-"""`python -m services.launcher {train,up,buffer,evaluate,watch,doctor,dry-run} ...`: what the `bapo` command runs.
+"""`python -m services.launcher {train,up,buffer,evaluate,watch,doctor,dry-run} ...`: run by the `bapo` command.
 
 Exit codes: 0 finished; 130 stopped by the user; otherwise that of the process that failed, or of the error.
 """
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> int:
-    """Run a scenario to its end, and report how it ended."""
+    """Run a scenario, and report how it ended."""
     config = load_resolved(run.config_path)
     interrupts = Interrupts()
     interrupts.install()
@@ -73,7 +73,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
             _scenario(flags)(session)
     except InterruptedRunError:
         message = "stopped by the user" + _how_to_resume(flags, run, INTERRUPTED)
-        # A trained run whose buffer is inspected again stays a trained run.
+        # Serving the buffer of a finished run does not change the status of the run.
         status = "finished" if was_finished and flags.verb == "buffer" else "interrupted"
         return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:
@@ -104,14 +104,14 @@ def _to_stderr(text: str) -> None:
 
 
 def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> GpuPlan:
-    """Refuse what cannot work; a run that never started is removed, so that its name is free for the next attempt."""
+    """Run preflight checks; a run that never started is deleted, so that its name can be reused."""
     try:
         if flags.verb == "buffer":
             checks.preflight_buffer(config)
             return GpuPlan()
-        # The learner that `up` serves is started by hand, and gets its GPUs too.
+        # With `up` the learner is started manually, and gets its GPUs, too.
         with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
-        # First, because the rest may fetch a model of many gigabytes.
+        # First, because the rest may download a model of many gigabytes.
         plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
         checks.preflight(config, with_learner=flags.verb == "train", say=_to_stderr)
     except BapoError:
@@ -132,7 +132,7 @@ def _scenario(flags: argparse.Namespace) -> Scenario:
 
 
 def _end(run: RunDirectory, console: Console, code: int, status: str, message: str) -> int:
-    """Report a run that did not finish: what it lost so far, why it ended, and how to continue it."""
+    """Report a run that did not finish: losses so far, the reason, and how to resume it."""
     remember(run, status=status, exit_code=code, message=message)
     for what, lost in losses_of(run):
         console.print(Text(f"{what}: {lost}"), soft_wrap=True)
@@ -142,20 +142,20 @@ def _end(run: RunDirectory, console: Console, code: int, status: str, message: s
 
 def _how_to_resume(flags: argparse.Namespace, run: RunDirectory, code: int) -> str:
     if flags.verb == "buffer" and code == INTERRUPTED:
-        return f"; start it again with everything it stores: bapo up buffer --run {run.path}"
-    # A run keeps its configuration, so one that is wrong cannot be continued.
+        return f"; restart it with its data: bapo up buffer --run {run.path}"
+    # A run keeps its config, so an invalid one cannot be resumed.
     if flags.verb != "train" or code == ConfigError.exit_code:
         return ""
     return f"\n{run.how_to_resume}"
 
 
 def _write_report(run: RunDirectory, console: Console) -> None:
-    """In a process of its own: a report that fails must not fail the run that it reports."""
+    """Write the report in a separate process, so that a failure does not fail the run."""
     command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--export", str(run.report_path)]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode != 0:
         reason = made.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        console.print(Text(f"the report could not be written: {reason[0]}; try bapo report {run.path}", "yellow"))
+        console.print(Text(f"could not write the report: {reason[0]}; try bapo report {run.path}", "yellow"))
 
 
 def _parser() -> argparse.ArgumentParser:

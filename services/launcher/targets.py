@@ -1,7 +1,7 @@
-"""Where the processes of a run listen: RUN/prometheus.json, which Prometheus discovers (file_sd).
+"""Addresses of the processes of a run: RUN/prometheus.json, for Prometheus' file-based service discovery.
 
-The launcher is its only writer. A process that has ended is in it no more, so that a finished run is not one that is
-down; one that crashed, or hangs, is.
+Written only by the launcher. Processes that exited are removed, so that a finished run does not count as down; crashed
+or hanging ones remain.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class TargetFile:
     def __init__(self, run: RunDirectory, name: str, hosts: Mapping[str, str]) -> None:
         """
         Args:
-            name: of the run, as its series carry it.
-            hosts: address of each process that can be reached.
+            name: run label of the series.
+            hosts: address of each reachable process.
         """
         self._run, self._name, self._hosts = run, name, hosts
         self._written: str | None = None
 
     def write(self, running: Iterable[str]) -> None:
-        """`running`: names of the children that have not ended. Raises: StorageError."""
+        """`running`: names of the running children. Raises: StorageError."""
         names, targets = set(running), []
         for process in Process:
             port = self._run.read_port(process)

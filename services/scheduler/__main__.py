@@ -19,7 +19,7 @@ START_TIMEOUT_S = 60.0
 
 
 def main(flags: Flags) -> None:
-    """Check the data, wait for the buffer, then feed the workers until the run is over."""
+    """Check the data, wait for the buffer, then enqueue requests until the run is finished."""
     config = flags.config
     telemetry = Telemetry(Process.SCHEDULER, run=config.run.name)
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
@@ -37,7 +37,7 @@ def main(flags: Flags) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
+    parser.add_argument("--buffer-url", help="URL of the buffer service (default: from the config and RUN/ports)")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The scheduler's loop: read where the learner is, request what is missing, sleep.
+"""The scheduler's loop: poll the learner's progress, enqueue missing requests, sleep.
 
-It keeps nothing but the last round that it issued: cursor and rounds are in the buffer, so it may die and start again.
+Its only state is the last round it issued: cursor and rounds are in the buffer, so it may crash and restart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from services.stalls import Watchdog, blocked_on, mark_of
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 1.0
-"""Longest wait for the learner's next step: while it stays in one, groups may be dropped and have to be re-sampled."""
-LOOK_SOON_S = 0.2
-"""The same while reference prompts are being sampled: the requests of a step wait for them."""
+POLL_S = 1.0
+"""Maximum wait for the learner's next step: meanwhile groups may be dropped and need re-sampling."""
+REFERENCE_POLL_S = 0.2
+"""The same while reference prompts are being sampled, which the requests of a step wait for."""
 
 
 class Buffer(Protocol):
@@ -58,7 +58,7 @@ class Scheduler:
         proposals: Proposals | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`proposals`: those that the plan was made with, if any."""
+        """`proposals`: those of the plan, if any."""
         self._proposals, self._cursor = proposals, 0
         self._config = config
         self._plan = plan
@@ -72,53 +72,54 @@ class Scheduler:
         self._asked_extra: frozenset[ExtraRound] = frozenset()
 
     def run(self) -> None:
-        """Ask until the learner reports step T + 1.
+        """Run until the learner reports step T + 1.
 
-        Raises: UnavailableError when the buffer stays away; DeadlineError when the run stalls and is to end then.
+        Raises: UnavailableError if the buffer stays unavailable; DeadlineError if a stall is configured to end the
+            run.
         """
         looked_at: int | None = None
         while True:
-            wait_s = LOOK_SOON_S if self._proposals is not None and self._proposals.waits else LOOK_AGAIN_S
+            wait_s = REFERENCE_POLL_S if self._proposals is not None and self._proposals.waits else POLL_S
             step = self._buffer.progress(seen_step=looked_at, wait_s=wait_s).step
             if step > self._config.run.num_steps:
-                log.info("finished: the learner is behind step %d", self._config.run.num_steps)
+                log.info("finished: the learner has completed step %d", self._config.run.num_steps)
                 return
             if looked_at is not None and step < looked_at:
                 self._asked_extra = frozenset()
-                self._issued_round = 0  # the learner went back to a checkpoint: rounds may have to be issued again
+                self._issued_round = 0  # the learner resumed from a checkpoint: rounds may have to be issued again
             self.poll(step)
             looked_at = step
 
     def poll(self, step: int) -> None:
-        """Ask for everything that is due while the learner is in `step`."""
-        # Re-evaluation first: a step may wait for its round, and no step waits for the furthest fresh request.
+        """Enqueue everything that is due while the learner is in `step`."""
+        # Re-evaluations first: a step may wait for its round, but not for the last fresh request.
         self._reevaluate(step)
         status = self._buffer.status()
         if self._issued_round and self._issued_round not in status.reevaluation_rounds:
-            # The buffer keeps the newest round: Redis came back without its last second, or from a snapshot.
-            log.warning("step %d: round %d is gone from the buffer and is issued again", step, self._issued_round)
+            # The buffer keeps the newest round: Redis restarted without its last second of writes, or from a snapshot.
+            log.warning("step %d: round %d is missing in the buffer, issuing it again", step, self._issued_round)
             self._issued_round = 0
             self._reevaluate(step)
         self._watch(status)
         self._rounds.poll(status)
         if self._proposals is not None and status.cursor < self._cursor:
             self._proposals.forget()  # the buffer was restored to an older state
-        self._ask_extra(status)
-        self._ask_fresh(replace(status, step=step))
+        self._request_extra(status)
+        self._request_fresh(replace(status, step=step))
 
-    def _ask_fresh(self, status: BufferStatus) -> None:
+    def _request_fresh(self, status: BufferStatus) -> None:
         while requests := first_call(self._plan.due(status)):
             cursor = status.cursor + len(requests)
             spares = status.fresh_spares + min(len(requests), self._plan.num_spares(status))
             self._buffer.enqueue(requests, cursor=cursor, spares=spares)
             self._asked.labels(purpose=Purpose.FRESH.value).inc(len(requests))
-            log.debug("step %d: asked for %d fresh groups, cursor=%d", status.step, len(requests), cursor)
+            log.debug("step %d: requested %d fresh groups, cursor=%d", status.step, len(requests), cursor)
             status = replace(status, cursor=cursor, fresh_spares=spares)
         self._cursor = status.cursor
 
-    def _ask_extra(self, status: BufferStatus) -> None:
-        """Extra rounds that steps need. Requested again while none is open: the buffer may have
-        been set back to before it was asked, and what is there already is not asked twice."""
+    def _request_extra(self, status: BufferStatus) -> None:
+        """Enqueue extra rounds. Repeated while none is open, because the buffer may have been reset; known ids have no
+        effect."""
         if not status.num_open(Purpose.FRESH):
             self._asked_extra = frozenset()
         for extra in status.extra_rounds:
@@ -126,7 +127,7 @@ class Scheduler:
                 continue
             added = self._buffer.enqueue(self._plan.extra_requests(extra))
             self._asked.labels(purpose=Purpose.FRESH.value).inc(added)
-            log.info("step %d: %s; asked for %d more fresh groups", extra.step, status.demand, added)
+            log.info("step %d: %s; requested %d more fresh groups", extra.step, status.demand, added)
         self._asked_extra = frozenset(status.extra_rounds)
 
     def _watch(self, status: BufferStatus) -> None:
@@ -149,26 +150,26 @@ class Scheduler:
         )
         if len(requests) > len(asked := first_call(requests)):
             log.warning(
-                "step %d: %d of %d hard prompts are re-sampled, more are too long for one call: lower "
-                "algorithm.max_reevaluated, or leave long columns out", due, len(asked), len(requests)
+                "step %d: only %d of %d hard prompts are re-evaluated, more exceed the size of one call: lower "
+                "algorithm.max_reevaluated, or remove long columns", due, len(asked), len(requests)
             )  # fmt: skip
             requests = list(asked)
-        # Also without requests: a step that waits for its round must learn that nothing comes.
+        # Also without requests: a step that waits for its round must know that it is empty.
         self._buffer.reevaluate(due, requests)
         self._issued_round = due
         self._rounds.issued(due, len(requests))
         self._asked.labels(purpose=Purpose.REEVALUATE.value).inc(len(requests))
-        log.info("step %d: asked %d of %d hard prompts again", due, len(requests), len(hard))
+        log.info("step %d: re-evaluating %d of %d hard prompts", due, len(requests), len(hard))
 
     def _cost_before(self, step: int) -> SamplingCost | None:
         if self._config.algorithm.hard_prompt_value is None:
             return None
-        # The learner may be a few steps further than the round that is due.
+        # The learner may be a few steps ahead of the due round.
         return cost_before(step, self._buffer.compositions(limit=2 * COST_STEPS))
 
 
 class RoundClock:
-    """Times the rounds that this process issued; how far they lag is known of all."""
+    """Measures the duration of rounds issued by this process, and the lag of all rounds."""
 
     def __init__(self, telemetry: Telemetry, now: Callable[[], float]) -> None:
         self._issued = telemetry.counter("bapo_reevaluation_rounds_total")
@@ -183,7 +184,7 @@ class RoundClock:
             self._began[step] = self._now()
 
     def poll(self, status: BufferStatus) -> None:
-        """A round that the buffer no longer lists was assembled: all of its requests are settled."""
+        """Update the metrics. A round that the buffer no longer lists was assembled."""
         is_open = [step for step, left in status.reevaluation_rounds.items() if left]
         for step in [step for step in self._began if step not in is_open]:
             self._seconds.observe(self._now() - self._began.pop(step))

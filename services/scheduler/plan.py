@@ -1,12 +1,12 @@
-"""What to ask the workers next: pure rules of where the learner is and what was asked before.
+"""What to request from the workers next: pure rules over the learner's progress and past requests.
 
-    fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
-                  step t are ready for the workers v + max_steps_ahead steps before the learner needs them
-    extra         further rounds of a step whose batch is short of groups, when the buffer asks for one (DAPO)
-    re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (docs/paper.md)
+    fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or by a prompt selector; those of step t
+                  are enqueued v + max_steps_ahead steps before the learner needs them
+    extra         further rounds of a step whose batch is short of groups, on demand of the buffer (DAPO)
+    re-evaluation once per step t with t mod m == 0: hard prompts chosen by the algorithm (docs/paper.md)
 
-Ids are made of cursor, step and place, so that a scheduler that restarts asks for the same things again, once.
-Does not cover: prompt lengths (the worker refuses a prompt that is too long).
+Ids consist of cursor, step and index, so that a restarted scheduler repeats its requests without effect.
+Does not cover: prompt lengths (the worker rejects a prompt that is too long).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bapo.algorithms.reevaluation import SamplingCost
 from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.config.tree import Config
-from bapo.core.call_limits import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
+from bapo.core.call_limits import MAX_REQUEST_BYTES, MAX_REQUESTS, in_parts_by_size
 from bapo.core.codec import request_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
@@ -29,7 +29,7 @@ from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound
 
 MAX_PER_CALL = 512
-"""Fresh requests in one call to the buffer: a few hundred kB."""
+"""Fresh requests per call to the buffer: a few hundred kB."""
 
 
 class Rankings(Protocol):
@@ -40,19 +40,19 @@ class Rankings(Protocol):
 
 
 class FreshPlan:
-    """Which fresh requests come next.
+    """The order of fresh requests.
 
-    A request is numbered by the cursor. The first B of a selector's proposal for step h are the regular requests of
-    step h; a spare takes the place of one that failed for good. The uniform order knows no difference: its prompts
-    follow the cursor.
+    Requests are numbered by the cursor. The first B of a selector's proposal for step h are the regular requests of
+    step h; a spare replaces one that failed permanently. In the uniform order there is no difference: prompts follow
+    the cursor.
     """
 
     def __init__(self, config: Config, prompts: Sequence[Prompt], proposals: Rankings | None = None) -> None:
         """
         Args:
             prompts: the training split.
-            proposals: of a selector that learns; None: the uniform order.
-        Raises: ConfigError when there are fewer prompts than one batch has.
+            proposals: of an adaptive selector; None: the uniform order.
+        Raises: ConfigError if there are fewer prompts than in one batch.
         """
         self._config = config
         self._prompts = prompts
@@ -65,23 +65,23 @@ class FreshPlan:
         if len(prompts) < self._batch_size:
             raise ConfigError(
                 f"task {config.task.name!r} has {len(prompts)} training prompts, fewer than one batch of "
-                f"algorithm.batch_size={self._batch_size}; add prompts or write at most {len(prompts)}"
+                f"algorithm.batch_size={self._batch_size}; add prompts, or set it to at most {len(prompts)}"
             )
 
     def due(self, status: BufferStatus) -> list[RolloutRequest]:
         """The requests to enqueue now, at most MAX_PER_CALL: spares first, because the next batch may wait for them.
 
-        They end before a step whose proposal is not made yet: its reference prompts are being sampled.
+        Stops before a step without a proposal, whose reference prompts are still being sampled.
         """
         return self._due_spares(status) if self.num_spares(status) else self._due_regular(status)
 
     def num_spares(self, status: BufferStatus) -> int:
-        """Of the requests that are due, how many are spares: all or none."""
+        """Number of spares among the due requests: all or none."""
         return min(MAX_PER_CALL, max(0, status.fresh_dropped - status.fresh_spares))
 
     def _due_spares(self, status: BufferStatus) -> list[RolloutRequest]:
-        # Planned for the batch that is assembled next: planned for later, weights may have to answer it that exist
-        # only after the step that waits for it.
+        # Planned for the next batch: a later step could require weights that exist only after the step that waits
+        # for the spare.
         step = min(self._config.run.num_steps, status.assembled_step + 1)
         chosen = [self._spare(status, number) for number in range(self.num_spares(status))]
         return [self._request(status.cursor + i, step, prompt) for i, prompt in enumerate(chosen) if prompt is not None]
@@ -94,7 +94,7 @@ class FreshPlan:
         return self._behind(self._proposals, max(1, asked, self._proposals.newest), status.fresh_spares + number)
 
     def _behind(self, proposals: Rankings, step: int, number: int) -> Prompt | None:
-        """A prompt of a step's proposal after its regular ones; when there are few they come again."""
+        """A prompt of a step's proposal after its regular ones, cycling if there are few."""
         ranking = proposals.ranking(step)
         if ranking is None:
             return None
@@ -114,10 +114,10 @@ class FreshPlan:
         return requests
 
     def horizon(self, status: BufferStatus) -> int:
-        """Step up to which requests are due, so that no worker waits for a prompt.
+        """Last step whose requests are due, so that no worker waits for a prompt.
 
-        With a selector that learns, no step whose success counts are missing: that is still before the first worker may
-        sample for it.
+        With an adaptive selector, excludes steps whose success counts are missing, which no worker may sample for
+        yet.
         """
         begun = status.step if self._proposals is None else status.assembled_step
         return min(self._config.run.num_steps, begun + self._config.cadence.lookahead)
@@ -130,8 +130,8 @@ class FreshPlan:
         return None if ranking is None else self._prompts[ranking[place - self._schedule.up_to(step - 1)]]
 
     def extra_requests(self, extra: ExtraRound) -> list[RolloutRequest]:
-        """The requests of a further round: the next prompts of the step's proposal, or, in the uniform
-        order, of a pass over the data of its own. They depend on nothing but the round, so that asking twice asks once.
+        """The requests of a further round: the next prompts of the step's proposal, or, in the uniform order, of a
+        separate pass over the data. They depend only on the round, so that repeating them has no effect.
         """
         prompts = [self._extra_prompt(extra.step, extra.first + index) for index in range(extra.size)]
         names = [f"{extra.prefix}{index:04d}" for index in range(extra.size)]
@@ -152,7 +152,7 @@ class FreshPlan:
             group_size=self._config.algorithm.group_size,
             purpose=Purpose.FRESH,
             step=step,
-            # A response in segments grows older while it is sampled: it begins with weights that leave it the time.
+            # A response in segments becomes stale while it is sampled: start with weights that leave enough time.
             min_version=self._config.cadence.min_version(step + self._config.continuation_steps),
         )
 
@@ -160,7 +160,7 @@ class FreshPlan:
         return self._prompts[self._uniform.at(cursor)]
 
     def prompt_ids(self, step: int) -> frozenset[str]:
-        """Ids of the prompts that are planned for a step (uniform: exact as long as no group was dropped)."""
+        """Ids of the prompts planned for a step (uniform: exact unless groups were dropped)."""
         places = range(self._schedule.up_to(step - 1), self._schedule.up_to(step))
         if self._proposals is None:
             return frozenset(self.prompt(cursor).prompt_id for cursor in places)
@@ -169,15 +169,15 @@ class FreshPlan:
 
 
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-    """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
+    """The longest prefix that fits in one call: MAX_REQUESTS, and MAX_REQUEST_BYTES unless the first has more."""
     sent = (json.dumps(request_map(request)).encode() for request in requests)
-    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len)))]
+    return requests[: len(next(in_parts_by_size(sent, MAX_REQUESTS, MAX_REQUEST_BYTES, len)))]
 
 
 def due_round(step: int, config: Config) -> int | None:
-    """The newest step <= `step` with t mod m == 0, or None before the first or when X2 is off.
+    """The newest step <= `step` with t mod m == 0, or None before the first or if X2 is off.
 
-    A learner that took a step between two polls does not lose its round: it is asked late, with the same version.
+    If the learner advances a step between two polls, the round is issued late, with the same version.
     """
     newest = (
         min(step, config.run.num_steps) // config.cadence.reevaluation_interval * config.cadence.reevaluation_interval
@@ -194,7 +194,7 @@ def reevaluation_requests(
     config: Config,
     cost: SamplingCost | None = None,
 ) -> list[RolloutRequest]:
-    """The requests of round `step`: hard prompts are sampled again from theta_t itself (eq. 6)."""
+    """The requests of round `step`: hard prompts are re-evaluated with theta_t (eq. 6)."""
     prompts = {entry.prompt_id: prompt for entry, prompt in hard}
     chosen = composer.hard_prompts_to_ask(
         [entry for entry, _ in hard],

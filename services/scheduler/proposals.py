@@ -1,11 +1,11 @@
-"""The prompts of each step by a selector that learns: proposed in order, each from a fixed set of success counts.
+"""Prompts of each step by an adaptive selector: proposed in order, each from a fixed set of success counts.
 
-    kept state of round r --restore--> selector --observe steps up to h - L, one by one--> propose(h)
+    stored state of round r --restore--> selector --observe steps up to h - L, one by one--> propose(h)
                                            |  every KEEP_EVERY rounds, and after references
-                                           +--> kept again, before the first request of its round is asked for
+                                           +--> stored again, before the first request of its round is enqueued
 
-Everything is in the buffer: a scheduler that starts again reads the state and the success counts after it, and
-proposes the same. Only the newest rounds are remembered; nothing older is ever asked for.
+All state is in the buffer: a restarted scheduler reads the state and the success counts after it, and proposes the
+same. Only the newest rounds are cached; older ones are never needed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from bapo.transport.buffer_client import BufferStatus
 log = logging.getLogger(__name__)
 
 KEEP_EVERY = 32
-"""Rounds between two kept states: success counts of that many steps stay in the buffer for a restart."""
+"""Rounds between two stored states; the success counts of that many steps remain in the buffer for a restart."""
 ROUNDS, RANKINGS = "rounds", "rankings"
-"""Names of the arrays that a kept state has next to the selector's own."""
+"""Names of the arrays in a stored state in addition to the selector's own."""
 
 
 class Buffer(Protocol):
@@ -62,14 +62,14 @@ class Proposals:
     def __init__(
         self, config: Config, prompts: Sequence[Prompt], make_selector: Callable[[], PromptSelector], buffer: Buffer
     ) -> None:
-        """`make_selector` gives one that has learned nothing yet."""
+        """`make_selector` creates an untrained selector."""
         self._config, self._prompts, self._buffer, self._make = config, prompts, buffer, make_selector
         self._num = min(len(prompts), (1 + config.algorithm.max_rounds) * config.algorithm.batch_size)
         self._remembered = config.cadence.lookahead + config.cadence.reevaluation_interval + 1
         self.forget()
 
     def forget(self) -> None:
-        """Begin again from what the buffer holds: it was restored to an older state."""
+        """Start again from the buffer's state after it was restored."""
         self._selector: PromptSelector | None = None
         self._round = self._through = self._kept = self._asked_references = 0
         self._rankings: dict[int, Indices] = {}
@@ -81,16 +81,16 @@ class Proposals:
 
     @property
     def newest(self) -> int:
-        """Newest round that was proposed; 0 before the first."""
+        """Newest proposed round; 0 before the first."""
         self._restored()
         return self._round
 
     def ranking(self, round_: int) -> Indices | None:
-        """[min((1 + max_rounds) B, N)] prompts of a round, best first: those of its step, and after them those that
-        replace lost ones or come in further rounds of that step.
+        """[min((1 + max_rounds) B, N)] prompts of a round, best first: those of its step, then replacements and those
+        of further rounds of that step.
 
-        None while its reference prompts are being sampled, or success counts that it needs are not there yet, and for a
-        round that is long past.
+        None while its reference prompts are being sampled or success counts are missing, and for a round that is no
+        longer cached.
         """
         self._restored()
         while self._round < round_:
@@ -109,8 +109,8 @@ class Proposals:
             rounds, rankings = state.pop(ROUNDS), state.pop(RANKINGS)
             self._rankings = {int(h): row.astype(np.int64) for h, row in zip(rounds, rankings, strict=True)}
             selector.restore(state)
-            self._buffer.forget(_label(self._round))  # a scheduler may have died before it did
-            log.info("selector %s continues after step %d, round %d", selector.name, self._through, self._round)
+            self._buffer.forget(_label(self._round))  # a scheduler may have crashed before it did
+            log.info("selector %s resumed after step %d, round %d", selector.name, self._through, self._round)
         self._selector = selector
         return selector
 
@@ -147,34 +147,35 @@ class Proposals:
         return True
 
     def _require_unassembled(self, step: int) -> None:
-        """Raises: ContractError when a step without success counts has a batch: they would never come."""
+        """Raises: ContractError if a step has a batch but no success counts: they would never arrive."""
         if self._buffer.status().assembled_step >= step:
             raise ContractError(
-                f"the buffer holds batch {step}, but not what its groups gave, from which algorithm.selector = "
-                f"{self._config.algorithm.selector!r} chooses prompts: the run began with another selector; start a "
+                f"the buffer has batch {step} but not its success counts, which algorithm.selector = "
+                f"{self._config.algorithm.selector!r} needs: the run was started with another selector; start a "
                 "new run"
             )
 
     def _reference_counts(self, round_: int, references: Indices) -> SuccessCounts | None:
-        """What the reference prompts gave, once all of them are settled; asks for them at the first call.
+        """Success counts of the reference prompts, once all are finished; requests them at the first call.
 
-        And again when they are gone: Redis came back without its last second, or from a snapshot, which has none.
+        Requests them again if they are missing: Redis may have restarted without its last second of writes, or from a
+        snapshot, which has none.
         """
         label = _label(round_)
         if self._asked_references != round_:
-            self._ask_references(round_, references)
+            self._request_references(round_, references)
         status = self._buffer.status()
         settled = status.evaluations.get(label, 0)
         if settled >= len(references):
             return self._buffer.evaluation_success_counts(label)
         if settled + status.num_open(Purpose.EVALUATE) < len(references):
-            self._ask_references(round_, references)
+            self._request_references(round_, references)
         return None
 
-    def _ask_references(self, round_: int, references: Indices) -> None:
+    def _request_references(self, round_: int, references: Indices) -> None:
         self._buffer.enqueue([self._reference(round_, place, int(i)) for place, i in enumerate(references)])
         self._asked_references = round_
-        log.info("round %d: asked for %d reference prompts", round_, len(references))
+        log.info("round %d: requested %d reference prompts", round_, len(references))
 
     def _reference(self, round_: int, place: int, index: int) -> RolloutRequest:
         version = self._config.cadence.synced_version(max(1, round_ - self._config.cadence.lookahead))
@@ -200,7 +201,7 @@ class Proposals:
 
 
 def make_proposals(config: Config, prompts: Sequence[Prompt], pool: PromptPool, buffer: Buffer) -> Proposals | None:
-    """Of the configured selector; None when it learns nothing. Raises: ConfigError when it cannot work on this pool."""
+    """Proposals of the configured selector; None if it is not adaptive. Raises: ConfigError for an unsuitable pool."""
     name = config.algorithm.selector
     if not learns(name):
         return None
@@ -208,7 +209,7 @@ def make_proposals(config: Config, prompts: Sequence[Prompt], pool: PromptPool, 
     def make_selector() -> PromptSelector:
         return load_selector(name, config.selector, pool, seed=config.run.seed, batch_size=config.algorithm.batch_size)
 
-    make_selector()  # so that a pool that is missing something is refused before the run begins
+    make_selector()  # so that an unsuitable pool is rejected before the run starts
     return Proposals(config, prompts, make_selector, buffer)
 
 
@@ -219,12 +220,12 @@ def _label(round_: int) -> str:
 log = logging.getLogger(__name__)
 
 EMBEDDING_S = 3600.0
-"""Longest wait for the learner's embeddings: 100,000 prompts of a large model take a while."""
-LOOK_S = 0.5
+"""Maximum wait for the learner's embeddings; 100,000 prompts take a while with a large model."""
+POLL_S = 0.5
 
 
 def make_pool(config: Config, run: RunDirectory, task: Task, prompts: Sequence[Prompt]) -> PromptPool:
-    """`prompts`: the training split, in the order that the selector's indices mean."""
+    """`prompts`: the training split, in the order of the selector's indices."""
     prompt_ids = tuple(prompt.prompt_id for prompt in prompts)
 
     def embed() -> NDArray[np.float32]:
@@ -236,7 +237,7 @@ def make_pool(config: Config, run: RunDirectory, task: Task, prompts: Sequence[P
 
 
 def _levels(task: Task, prompts: Sequence[Prompt]) -> Floats | None:
-    """[N]; None when the task has none, or not for every prompt."""
+    """[N] difficulty levels; None unless the task has them for every prompt."""
     level: Any = getattr(task, "level", None)
     levels = [None] if level is None else [level(prompt) for prompt in prompts]
     return None if None in levels else np.array(levels, dtype=np.float64)
@@ -245,11 +246,11 @@ def _levels(task: Task, prompts: Sequence[Prompt]) -> Floats | None:
 def _wait_for(path: Path, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     if not path.exists():
-        log.info("waits for the embeddings of the prompts, which the learner makes: %s", path)
+        log.info("waiting for the prompt embeddings from the learner: %s", path)
     while not path.exists():
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"no embeddings of the prompts at {path} after {timeout_s:.0f} s: the learner makes them before its "
-                "first step, or python -m learner.model.embeddings does"
+                f"no prompt embeddings at {path} after {timeout_s:.0f} s: the learner computes them before its "
+                "first step; or run python -m learner.model.embeddings"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

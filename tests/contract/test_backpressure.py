@@ -49,7 +49,7 @@ def test_a_full_buffer_is_asked_before_frames_are_written(redis_url: str) -> Non
         filled(client, 4)
         more = requests_of(1, first=4)
         client.enqueue(more)
-        with pytest.raises(FullError, match=r"4 fresh groups wait, buffer.max_fresh_groups = 4; groups are"):
+        with pytest.raises(FullError, match=r"4 fresh groups queued, buffer.max_fresh_groups = 4; fresh groups are"):
             impatient(client).push(frames_of(more))
         with redis.Redis.from_url(redis_url) as raw:
             assert raw.keys("*:incoming:*") == []
@@ -83,8 +83,8 @@ def test_frames_that_found_no_room_are_not_written_again(redis_url: str) -> None
 @pytest.mark.parametrize(
     ("limit", "why"),
     [
-        ({"max_fresh_groups": 8}, "8 fresh groups wait, buffer.max_fresh_groups = 8;"),
-        ({"max_fresh_mb": 1}, r"1\.0 MB of fresh groups wait, buffer.max_fresh_mb = 1;"),
+        ({"max_fresh_groups": 8}, "8 fresh groups queued, buffer.max_fresh_groups = 8;"),
+        ({"max_fresh_mb": 1}, r"1\.0 MB of fresh groups queued, buffer.max_fresh_mb = 1;"),
     ],
 )
 def test_each_limit_holds_until_the_learner_has_consumed_some(

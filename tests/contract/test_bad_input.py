@@ -175,7 +175,7 @@ def test_a_bad_frame_reaches_no_batch_is_named_with_its_worker_and_stalls_nothin
     again = client.batch(1, timeout_s=60)
     assert [pack_group(entry.group) for entry in again.entries] == [pack_group(e.group) for e in batch.entries]
     assert raw(client, "GET", "/counters").json()["bad_frames:w"] == 1
-    assert f"group g-p of worker w: its frame is bad ({problem})" in caplog.text
+    assert f"group g-p of worker w has a corrupt frame ({problem})" in caplog.text
     client.restore(client.snapshot())  # which holds the frame as it is
     assert len(client.batch(1, timeout_s=60).entries) == 3
 
@@ -183,12 +183,12 @@ def test_a_bad_frame_reaches_no_batch_is_named_with_its_worker_and_stalls_nothin
 def test_one_frame_under_two_groups_is_refused(client: BufferClient) -> None:
     rows = [row_of(FRAME, "f" * 32), row_of(pack_group(answer(make_request(prompt_id="q"))), "f" * 32)]
     reply = raw(client, "POST", "/groups", body=msgpack.packb(rows), headers=OCTETS)
-    assert (reply.status, reply.json()["message"]) == (422, "two groups of this push name one frame")
+    assert (reply.status, reply.json()["message"]) == (422, "two groups of this push reference the same frame")
 
 
 def test_two_contents_under_one_id_are_refused_together(client: BufferClient) -> None:
     reply = raw_push(client.url, [FRAME, pack_group(answer(REQUEST, "11111111"))])
-    assert (reply.status, "with two contents" in reply.json()["message"]) == (422, True)
+    assert (reply.status, "with different content" in reply.json()["message"]) == (422, True)
     assert client.status().fresh_ready == 0
 
 
@@ -231,7 +231,7 @@ def test_one_lease_has_one_answer(client: BufferClient, other: Group) -> None:
     client.push([FRAME])
     counters = raw(client, "GET", "/counters").json()
     for frames in ([pack_group(other)], [pack_group(answer(good)), pack_group(other)]):
-        with pytest.raises(ContractError, match="g-p was stored with another content, from the same lease of w"):
+        with pytest.raises(ContractError, match="g-p is already stored with different content, from the same lease"):
             client.push(frames)
     assert raw(client, "GET", "/frames/g-p").data == FRAME
     assert refusals(client)["other_content"] >= 2
@@ -254,7 +254,7 @@ def test_a_push_of_too_many_groups_is_refused(client: BufferClient) -> None:
     reply = raw_push(client.url, frames)
     assert (reply.status, reply.json()["message"]) == (
         422,
-        "1025 groups in one push, not 1 to 1024: send them in several",
+        "1025 groups in one push, must be 1 to 1024: split them into several pushes",
     )
     assert (refusals(client)["too_many"], client.status().fresh_ready) == (before + 1, 0)
     assert set(client.push(frames).values()) == {"stored"}  # the client sends them in two parts
@@ -274,7 +274,7 @@ def test_a_list_that_is_too_long_is_refused_and_says_by_how_much(
 ) -> None:
     reply = raw(client, "POST", path, json={key: [item] * (most + 1), "worker_id": "w"})
     assert reply.status == 422
-    assert f"body.{key}: Value error, {most + 1} in one call; at most {most} are taken" in reply.json()["message"]
+    assert f"body.{key}: Value error, {most + 1} in one call, the maximum is {most}" in reply.json()["message"]
 
 
 def request_json(**changes: Any) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def test_token_ids_that_do_not_fit_are_refused_where_they_are_packed() -> None:
 def test_a_prompt_that_no_group_could_repeat_is_refused_when_it_is_asked_for(client: BufferClient) -> None:
     """A group's header, which holds the prompt, has room for 1 MiB: whoever claimed it could never push."""
     long = replace(REQUEST, request_id="long", prompt=msgspec.structs.replace(REQUEST.prompt, text="x" * 1_000_000))
-    with pytest.raises(ContractError, match=r"prompt p has 1000\d+ bytes of text and answer; at most 917504 are taken"):
+    with pytest.raises(ContractError, match=r"prompt p has 1000\d+ bytes of text and answer, more than 917504"):
         client.enqueue([make_request(request_id="beside-it"), long])
     text = "\u6570" * 300_000  # three bytes each
     fits = replace(

@@ -202,8 +202,8 @@ def test_runs_and_versions_are_each_others_inverse() -> None:
     ("spans", "message"),
     [
         ([[2, 1], [1, 2]], "spans of 3 tokens for 4"),
-        ([[2, 1], [2, 2]], "contradict"),
-        ([[4, 1], [0, 2]], "each of one token or more"),
+        ([[2, 1], [2, 2]], "inconsistent"),
+        ([[4, 1], [0, 2]], "with at least one token each"),
     ],
 )
 def test_runs_that_say_something_else_than_the_pairs_are_refused(spans: list[list[int]], message: str) -> None:

@@ -90,7 +90,7 @@ def test_groups_that_a_batch_does_not_train_can_be_read_until_a_checkpoint_relea
     assert [pack_group(group) for group in client.untrained(1)] == [pack_group(groups[1]), pack_group(groups[3])]
     assert raw(client, "GET", "/verify").json()["violations"] == []
     client.commit(1, checkpointed=1)
-    with pytest.raises(ContractError, match="batch 1 was released at checkpoint 1; the next step is 2: continue there"):
+    with pytest.raises(ContractError, match="batch 1 was released at checkpoint 1; the next step is 2: resume there"):
         client.untrained(1)
 
 
@@ -100,7 +100,7 @@ def test_a_batch_that_misses_groups_says_why(client: BufferClient) -> None:
     client.claim("worker-2", limit=1, policy_version=1)
     heard: list[str] = []
     with pytest.raises(
-        DeadlineError, match=r"batch 1 did not come, and nothing moved for 0 s: 1/4 fresh groups, 1 leased, 0 queued"
+        DeadlineError, match=r"batch 1 is not ready, no progress for 0 s: 1/4 fresh groups, 1 leased, 0 queued"
     ):
         client.batch(1, timeout_s=0.3, on_wait=heard.append)
     assert heard[0].startswith("1/4 fresh groups, 1 leased")
@@ -154,7 +154,7 @@ def test_weights_of_a_future_that_a_restore_has_undone_are_given_no_request(clie
     reasons: list[str] = []
     with pytest.raises(DeadlineError):
         client.batch(1, timeout_s=0.1, on_wait=reasons.append)
-    assert "w is given nothing: it samples with policy version 9, but the learner has published 1 at most" in reasons[0]
+    assert "no requests for w: it samples with policy version 9, but the learner has published 1 at most" in reasons[0]
     assert client.status().failures_in_a_row == 0
     # As soon as it has the weights of the run as it is now.
     assert len(client.claim("w", limit=1, policy_version=1)) == 1
@@ -186,7 +186,9 @@ def test_too_many_failures_end_the_wait_at_once(client: BufferClient) -> None:
 
 def test_a_re_evaluation_beside_the_round_of_its_step_is_refused(client: BufferClient) -> None:
     client.reevaluate(4, [make_request(request_id="of-the-round", purpose=Purpose.REEVALUATE, step=4)])
-    with pytest.raises(ContractError, match="whose round was issued: ask for all of them by POST /reevaluations/4"):
+    with pytest.raises(
+        ContractError, match="whose round was already issued: send the whole round with POST /reevaluations/4"
+    ):
         client.enqueue([make_request(request_id="beside-it", purpose=Purpose.REEVALUATE, step=4)])
     assert client.status().reevaluation_rounds == {4: 1}
 
@@ -238,7 +240,7 @@ def test_a_snapshot_restores_the_run(client: BufferClient) -> None:
     assert raw(client, "POST", "/batches/1").data == first
     with pytest.raises(ContractError, match="snapshot is damaged"):
         client.restore(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(ContractError, match="does not hold batch 2"):
+    with pytest.raises(ContractError, match="batch 2 is not in the buffer"):
         client.resume(7)
 
 
@@ -353,5 +355,5 @@ def test_a_body_that_the_store_cuts_off_is_read_again_without_a_traceback(
     monkeypatch.setattr(store, "frames", frames)
     assert [group.prompt.prompt_id for group in client.collect("easy@1")] == ["a", "b"]
     assert len(asked) == 4
-    assert "answer cut off, its reader retries: Redis went away" in caplog.text
+    assert "response truncated, its reader will retry: Redis went away" in caplog.text
     assert not [record for record in caplog.records if record.exc_info]

@@ -236,7 +236,7 @@ def test_in_the_papers_order_a_step_waits_for_its_round(redis_url: str) -> None:
     setup.fill("c", step=2, version=2)
     setup.fill("d", step=2, rewards="00000000", version=2)
     assert setup.service.batch(2) is None
-    assert setup.service.waiting_for(2)[0] == "re-evaluation round 2 is not issued: does the scheduler run?"
+    assert setup.service.waiting_for(2)[0] == "re-evaluation round 2 is not issued: is the scheduler running?"
     again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
     setup.service.enqueue_round(2, [again])
     assert setup.service.batch(2) is None

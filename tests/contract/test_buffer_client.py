@@ -116,7 +116,7 @@ def test_other_errors_come_back_at_once_as_their_class(scripted: Scripted, expec
 
 
 def test_a_service_that_is_not_there_is_named(unused_url: str) -> None:
-    with pytest.raises(UnavailableError, match=f"the buffer service at {unused_url} does not answer GET /status"):
+    with pytest.raises(UnavailableError, match=f"the buffer service at {unused_url} does not respond to GET /status"):
         BufferClient(unused_url, retry_s=0.0).status()
 
 
@@ -131,7 +131,7 @@ def unused_url() -> str:
 def test_a_batch_that_does_not_come_carries_the_reason(scripted: Scripted) -> None:
     heard: list[str] = []
     with pytest.raises(
-        DeadlineError, match="batch 7 did not come, and nothing moved for 0 s: 3/4 fresh groups, worker-2 silent"
+        DeadlineError, match="batch 7 is not ready, no progress for 0 s: 3/4 fresh groups, worker-2 silent"
     ):
         BufferClient(scripted.url).batch(7, timeout_s=0.2, on_wait=heard.append)
     assert set(heard) == {"3/4 fresh groups, worker-2 silent for 38 s"}
@@ -156,7 +156,7 @@ def test_a_batch_may_take_any_time_while_groups_arrive_and_batch_timeout_s_witho
     # Groups arrived with the answers at 400 s and 800 s. Nothing changes at 1,200 s; at 1,400 s the 600 s are over,
     # which is seen at 1,600 s, before a fifth call. That a worker is silent for longer and longer is no progress.
     client = BufferClient(scripted.url, now=lambda: clock[0])
-    with pytest.raises(DeadlineError, match="batch 7 did not come, and nothing moved for 600 s: 2/4 fresh groups"):
+    with pytest.raises(DeadlineError, match="batch 7 is not ready, no progress for 600 s: 2/4 fresh groups"):
         client.batch(7, timeout_s=600.0, on_wait=on_wait)
     assert (clock[0], len(heard)) == (1600.0, 4)
 
@@ -166,14 +166,14 @@ PUSHED: Reply = (200, {"groups": {}, "room": True, "write": None, "read": None})
 
 @pytest.mark.parametrize("scripted", [[PUSHED]], indirect=True)
 def test_pushes_are_cut_into_parts_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.transport.buffer_client.MOST_GROUPS", 2)
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_GROUPS", 2)
     client = BufferClient(scripted.url)
     client.push([pack_group(make_group(group_id=f"g{i}")) for i in range(5)])
     assert scripted.calls.count("POST /groups") == 3
     assert sum(call.startswith("PUT /frames/") for call in scripted.calls) == 5
     assert client.push([]) == {}
     for wrong in ([b""], [make_group()], pack_group(make_group())):
-        with pytest.raises(ContractError, match=r"a frame is empty|push takes"):
+        with pytest.raises(ContractError, match=r"a frame is empty|push expects"):
             client.push(wrong)
 
 
@@ -193,8 +193,8 @@ def test_a_frame_that_is_gone_is_written_again_once(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)
 def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.transport.buffer_client.MOST_REQUESTS", 2)
-    monkeypatch.setattr("bapo.transport.buffer_client.MOST_RENEWALS", 3)
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_REQUESTS", 2)
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_RENEWALS", 3)
     client, requests = BufferClient(scripted.url), [make_request(prompt_id=name) for name in "abcde"]
     assert client.enqueue(requests) == 6  # three calls, and two are new in each
     assert client.enqueue(requests, cursor=5) == 2  # a cursor is raised once, for all of them
@@ -203,7 +203,7 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
     assert scripted.calls == expected
     monkeypatch.setattr(
-        "bapo.transport.buffer_client.MOST_REQUEST_BYTES", 500
+        "bapo.transport.buffer_client.MAX_REQUEST_BYTES", 500
     )  # a request has 234 bytes, a long one more than 2,000
     long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
     client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])
@@ -240,7 +240,7 @@ CALLS: dict[str, Callable[[BufferClient], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scripted", [[MOVED]], indirect=True)
 def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
-    with pytest.raises(ConfigError, match="with a redirect to https://elsewhere/x, which is not followed: name the"):
+    with pytest.raises(ConfigError, match="with a redirect to https://elsewhere/x, which is not followed: use that"):
         CALLS[call](BufferClient(scripted.url))
     assert len(scripted.calls) == 1
 
@@ -248,7 +248,7 @@ def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scripted", [[SIGN_IN]], indirect=True)
 def test_a_page_for_people_is_no_success(scripted: Scripted, call: str) -> None:
-    with pytest.raises(UnavailableError, match="with a page for people, so another server is there, or a sign-in"):
+    with pytest.raises(UnavailableError, match="with an HTML page, probably from another server or a login page"):
         CALLS[call](BufferClient(scripted.url, retry_s=0.0))
 
 
@@ -260,6 +260,6 @@ def test_what_a_proxy_says_for_a_while_is_waited_for(scripted: Scripted) -> None
 
 @pytest.mark.parametrize("token", ["short", "t\u20acken" * 4, "two words are no token"])
 def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
-    with pytest.raises(AccessError, match="the argument `token` holds no token: one line of") as refused:
+    with pytest.raises(AccessError, match="the argument `token` has no token: must be one line of") as refused:
         BufferClient("http://127.0.0.1:1", token=token)
     assert token not in str(refused.value)

@@ -91,7 +91,7 @@ def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferCl
     assert text.count("graded") == 8
     found = as_json(client, "show", "g-d")
     assert (found["rewards"][:3], found["token_ids"][1]) == ([1.0, 1.0, 0.0], [101, 102])
-    with pytest.raises(ContractError, match="does not hold group g-f: it is not sampled yet"):
+    with pytest.raises(ContractError, match=r"group g-f is not in the buffer at .*: it is not sampled yet"):
         raise call(client, "show", "g-f").exception or AssertionError
 
 
@@ -100,7 +100,7 @@ def test_a_snapshot_brings_everything_back_but_evaluations(
 ) -> None:
     file = tmp_path / "buffer.snap"
     assert f" in {file}" in call(client, "snapshot", str(file)).stdout
-    assert "exists; name another file" in str(call(client, "snapshot", str(file)).exception)
+    assert "exists; choose another file" in str(call(client, "snapshot", str(file)).exception)
     before, image = held(client), served[0].image()
     call(client, "drop", "run", "shown", "--yes")
     assert call(client, "restore", str(file), answers="n\n").exit_code == 1
@@ -125,7 +125,7 @@ def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
     store._link.client.hincrby(Keys("shown")["refs"], "g-e", 1)
     broken = call(client, "verify")
     assert broken.exit_code == 1
-    assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
+    assert broken.stdout == "references: group g-e is in 1 tables and batches, but its reference count is 2\n"
     assert "1 violations: 5 groups" in broken.stderr
     found = as_json(client, "verify")
     assert found["violations"][0]["invariant"] == "references"
@@ -157,10 +157,10 @@ def test_drop_asks_first_and_leaves_a_sound_buffer(client: BufferClient, what: t
 
 def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
     for what, message in (
-        (("group", "g-c"), "needed by a batch"),
-        (("group", "never"), "does not hold group never"),
-        (("request", "g-e"), "no request g-e is open; the buffer holds its group"),
-        (("request", "never"), "no request never is open; the buffer holds no group of that id"),
+        (("group", "g-c"), "is part of a batch"),
+        (("group", "never"), "group never is not in the buffer"),
+        (("request", "g-e"), "request g-e is not open; its group is in the buffer"),
+        (("request", "never"), "request never is not open; nor is there a group with that id"),
         (("prompt", "z"), "prompt z is not in B_bad"),
         (("run", "other"), "belongs to run 'shown', not 'other'"),
         (("grup", "x"), "did you mean 'group'"),
@@ -195,8 +195,8 @@ def test_a_service_that_is_away_is_one_clear_message(
     monkeypatch.setattr("bapo.cli.buffer.target.RETRY_S", 0.0)
     error = refusal(*arguments(tmp_path))
     assert isinstance(error, UnavailableError)
-    assert "the buffer service at http://127.0.0.1:1 does not answer" in str(error)
-    assert str(error).endswith("; does a buffer service run there?")
+    assert "the buffer service at http://127.0.0.1:1 does not respond" in str(error)
+    assert str(error).endswith("; is a buffer service running there?")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,12 +204,12 @@ def test_a_service_whose_redis_is_away_is_not_to_be_started_once_more(
     client: BufferClient, served: tuple[RedisStore, BufferClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away() -> None:
-        raise UnavailableError("Redis at redis://r:6379 does not answer: Timeout reading from socket")
+        raise UnavailableError("Redis at redis://r:6379 does not respond: Timeout reading from socket")
 
     monkeypatch.setattr("bapo.cli.buffer.target.RETRY_S", 0.0)
     monkeypatch.setattr(served[0], "status", away)
     said = str(refusal("stats", client.url))
-    assert said == "Redis at redis://r:6379 does not answer: Timeout reading from socket"
+    assert said == "Redis at redis://r:6379 does not respond: Timeout reading from socket"
 
 
 def test_a_run_is_found_by_its_directory(client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_run_is_found_by_its_directory(client: BufferClient, tmp_path: Path, m
     run = RunDirectory.create(tmp_path / "outputs" / "shown", dump_toml(small_config(buffer={"port": 0})))
     error = refusal("stats", str(run.path))
     assert isinstance(error, UnavailableError)
-    assert str(error).endswith(f"not listened yet; start the run, or only its buffer: bapo up buffer --run {run.path}")
+    assert str(error).endswith(f"not listening yet; start the run, or only its buffer: bapo up buffer --run {run.path}")
     run.write_port("buffer_service", port)
     run.update_run(status="running")
     assert CliRunner().invoke(app, ["buffer", "verify", str(run.path)]).exit_code == 0
@@ -229,7 +229,7 @@ def test_an_unknown_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
         (("nowhere",), "nowhere is not a run directory"),
-        ((), "there is no run in outputs"),
+        ((), "no run in outputs"),
     ):
         error = refusal("stats", *arguments)
         assert isinstance(error, ConfigError)

@@ -55,7 +55,7 @@ def test_a_start_that_waits_for_redis_says_so_once_and_not_again_at_each_try(
 
     wait_for(attempt, timeout_s=100.0)
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said == "waits up to 100 s more before it listens: Redis is still loading its data"
+    assert said == "not listening yet, retrying for up to 100 s: Redis is still loading its data"
 
 
 def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
@@ -71,7 +71,7 @@ def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         link = RedisLink(f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2")
-        with pytest.raises(UnavailableError, match="does not speak Redis' protocol"):
+        with pytest.raises(UnavailableError, match="does not speak the Redis protocol"):
             link.run("status", [], [])
         thread.join(60)
 
@@ -147,7 +147,7 @@ def test_versions_up_to_the_newest_are_asked_for_once_a_second(redis_url: str) -
 
 def test_a_digest_that_is_not_that_of_the_head_is_refused(redis_url: str) -> None:
     ingest = Ingest(RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3))
-    with pytest.raises(ContractError, match="the digest of its frame is that of another"):
+    with pytest.raises(ContractError, match="the frame digest does not match the header"):
         ingest.checked([group_of(1)._replace(digest="0" * 32)])
 
 
@@ -187,5 +187,5 @@ def test_another_instance_tells_the_same_ones_apart(redis_url: str) -> None:
 def test_failures_of_nobodys_lease_use_no_word_up(redis_url: str) -> None:
     reasons = FailureReasons(new_store(redis_url))
     assert [reasons.bounded(f"made_up_{n}") for n in range(70)] == [f"made_up_{n}" for n in range(70)]
-    with pytest.raises(ContractError, match="must be one lower-case word of at most 32 characters"):
+    with pytest.raises(ContractError, match=r"must match \[a-z\]"):
         reasons.bounded("A whole sentence.")

@@ -222,7 +222,7 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     assert peers.service.batch(1) is None, "it is not asked again before the round is there"
     status = peers.service.inspection.status()
     assert status.demand == "round 2 of 3: 0/4 informative groups"
-    assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.waiting_for(1)[0]
+    assert "round 2 of 3: 0/4 informative groups; its groups are not requested yet" in peers.service.waiting_for(1)[0]
     (extra_round,) = status.extra_rounds
     peers.service.restore(b"".join(piece for pieces in read_snapshot(peers.service.store) for piece in pieces))
     assert peers.service.inspection.status().extra_rounds == status.extra_rounds

@@ -190,12 +190,12 @@ def check_buffers_of_bapo(config: AlgorithmConfig, t: int, decision: Decision) -
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_composer_that_needs_experts_says_so(name: str) -> None:
-    with pytest.raises(ConfigError, match="write num_experts = 1"):
+    with pytest.raises(ConfigError, match="set num_experts = 1"):
         load_composer(AlgorithmConfig(name=name))
 
 
 def test_a_misspelt_composer_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*write one of .*bapo, .*grpo"):
+    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*use one of .*bapo, .*grpo"):
         load_composer(AlgorithmConfig(name="bappo"))
 
 

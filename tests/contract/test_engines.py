@@ -196,7 +196,7 @@ def test_prompts_that_survive_the_tokenizer_are_accepted(engine: Engine) -> None
 def test_a_prompt_without_its_own_tokens_or_too_long_is_refused_by_engines_with_a_tokenizer(engine: Engine) -> None:
     if engine.logprobs([5, 6]) is None:
         pytest.skip("this engine has no tokenizer")
-    with pytest.raises(ConfigError, match=r"turns the prompt 'abc'"):
+    with pytest.raises(ConfigError, match=r"changes the prompt 'abc'"):
         engine.check_prompts(["abc"])
     with pytest.raises(ConfigError, match=r"max_prompt_tokens=32"):
         engine.check_prompts([",".join(["1"] * 40)])
@@ -213,7 +213,7 @@ def test_a_request_whose_prompt_has_no_tokens_fails_alone(engine: Engine) -> Non
 def test_a_file_that_is_no_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'vllm'.*scripted, scripted_actor, vllm"):
         engine_module("vlm")
-    with pytest.raises(ConfigError, match="no engine 'base'"):
+    with pytest.raises(ConfigError, match="unknown engine 'base'"):
         engine_module("base")
 
 

@@ -81,7 +81,7 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
     for name in (TOKEN, TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("services.launcher.display.snapshot.SERVICE_EVERY_S", 0.0)
-    monkeypatch.setattr("bapo.runtime.auth.api_tokens.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("bapo.runtime.auth.api_tokens.RELOAD_S", 0.0)
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     made.create()
     observer = Observer(Config(), run)
@@ -102,7 +102,7 @@ def test_the_observer_says_that_its_token_is_refused(redis_url: str, tmp_path: P
         observer.watch(buffer_url=client.url)
         snapshot = observer.poll()
     assert snapshot.is_denied
-    assert "this token is not accepted here" in snapshot.silence
+    assert "invalid token" in snapshot.silence
 
 
 # -- GPUs
@@ -133,6 +133,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_is_fetched_while_something_else_is_wrong(cache: Path, tmp_path: Path) -> None:
     hub = Hub(cache, offers=["config.json", "model.safetensors"])
     config = make_config(tmp_path, model={"path": MODEL}, buffer={"port": 0, "redis_url": "redis://127.0.0.1:1/0"})
-    with pytest.raises(Exception, match="no Redis answers"):
+    with pytest.raises(Exception, match="does not respond"):
         preflight(config, download=hub.download)
     assert hub.asked == []

@@ -58,7 +58,7 @@ def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> B
 def why(pressure: Backpressure) -> str:
     pressure.forget()
     pressure.poll()
-    return pressure.why_full()
+    return pressure.full_reason()
 
 
 def test_the_limit_of_groups_is_reached_at_its_number(redis_url: str) -> None:
@@ -67,8 +67,8 @@ def test_the_limit_of_groups_is_reached_at_its_number(redis_url: str) -> None:
     stored(store, "abcd")
     assert why(pressure) == ""
     stored(store, "e")
-    assert why(pressure) == "5 fresh groups wait, buffer.max_fresh_groups = 5"
-    with pytest.raises(FullError, match=r"the buffer is full: 5 fresh groups wait.*consumed some, raise that limit"):
+    assert why(pressure) == "5 fresh groups queued, buffer.max_fresh_groups = 5"
+    with pytest.raises(FullError, match=r"the buffer is full: 5 fresh groups queued.*consumes some; raise that limit"):
         pressure.admit(0)
 
 
@@ -80,7 +80,7 @@ def test_the_limit_of_megabytes_is_reached_at_its_last_byte(redis_url: str, num_
     assert bool(why(pressure_of(store, max_fresh_mb=2))) is is_full
 
 
-LIMIT = "its maxmemory = 100.0 (of an embedded one: nine tenths of buffer.max_memory_mb)"
+LIMIT = "maxmemory is 100.0 MB (embedded Redis: 90 % of buffer.max_memory_mb)"
 
 
 @pytest.mark.parametrize(("used", "is_full"), [(94 * MB, False), (95 * MB, True)])
@@ -89,7 +89,7 @@ def test_a_twentieth_of_redis_memory_is_kept(redis_url: str, used: int, is_full:
     stored(store, "abcd")
     store.held = Memory(used=used, limit=100 * MB)
     said = why(pressure_of(store))
-    assert said == (f"Redis holds 95.0 MB, {LIMIT}" if is_full else "")
+    assert said == (f"Redis uses 95.0 MB; {LIMIT}" if is_full else "")
 
 
 PAPER = {"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1000, "wait_for_reevaluation": True}
@@ -103,15 +103,15 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: s
     stored(store, "abc")
     assert why(pressure) == "", "the batch lacks a fresh group"
     stored(store, "d")
-    assert why(pressure) == f"Redis holds 95.0 MB, {LIMIT}", "no round was issued yet"
+    assert why(pressure) == f"Redis uses 95.0 MB; {LIMIT}", "no round was issued yet"
     store.round_left, store.held = 10, Memory(used=85 * MB, limit=100 * MB)
-    kept = f"Redis holds 85.0 MB and keeps 10.0 MB for re-evaluations, {LIMIT}"
+    kept = f"Redis uses 85.0 MB and reserves 10.0 MB for re-evaluations; {LIMIT}"
     assert why(pressure) == kept
-    assert pressure.starved_text() == kept
+    assert pressure.shortage_reason() == kept
     store.held = Memory(used=85 * MB - 1, limit=100 * MB)
     assert why(pressure) == "", "the limit of groups counts when the whole batch is there"
     store.round_left = 0
-    assert why(pressure) == "4 fresh groups wait, buffer.max_fresh_groups = 4"
+    assert why(pressure) == "4 fresh groups queued, buffer.max_fresh_groups = 4"
 
 
 def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short(redis_url: str) -> None:
@@ -126,7 +126,7 @@ def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_sho
     store.num_open = 1
     assert why(pressure) == ""
     store.num_open = 0
-    assert why(pressure).startswith("Redis holds ")
+    assert why(pressure).startswith("Redis uses ")
 
 
 def test_without_limits_nothing_is_ever_full(redis_url: str) -> None:
@@ -143,10 +143,10 @@ def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why(redi
     stored(store, "abc")
     assert why(pressure) == ""
     pressure.admit(1000)
-    assert pressure.starved_text().startswith("Redis holds ")
+    assert pressure.shortage_reason().startswith("Redis uses ")
     stored(store, "d")
     assert why(pressure) != ""
-    assert pressure.starved_text() == ""
+    assert pressure.shortage_reason() == ""
 
 
 def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it(redis_url: str) -> None:
@@ -163,7 +163,7 @@ def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_co
     pressure.poll()
     assert pressure.is_known
     pressure.admit(1)
-    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
+    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups queued"):
         pressure.admit(1)
 
 

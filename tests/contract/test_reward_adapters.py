@@ -86,12 +86,12 @@ def test_an_exception_is_told_with_the_file_and_line_of_the_function(reward: Rew
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("nowhere.py:f", "there is no file nowhere.py"),
+        ("nowhere.py:f", "file nowhere.py not found"),
         ("no_such_module:f", "importing no_such_module failed"),
         ("{folder}/mine.py:on", "has no 'on' .did you mean 'one'"),
         ("{folder}/broken.py:f", "importing .*broken.py failed: NameError: .*broken.py line 2"),
         ("{folder}/mine.py:number", "number is a int, not a function"),
-        ("nothing", "must look like"),
+        ("nothing", "must have the form"),
     ],
 )
 def test_a_function_that_cannot_be_found_is_refused_with_a_reason(

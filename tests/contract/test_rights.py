@@ -103,7 +103,7 @@ def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path:
             assert reply.status not in (401, 403), (role, reply.data)
         else:
             assert (reply.status, reply.json()["error"]) == (403, "AccessError"), role
-            assert f"{method} {path}: {role} may not do this; use the token of" in reply.json()["message"]
+            assert f"{method} {path}: role {role} has no permission; use a token of" in reply.json()["message"]
     assert call(url, method, path, body=b"").status == 401
 
 
@@ -143,21 +143,21 @@ def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(
     with serving(new_store(redis_url), small_config(), KEYRING) as client:
         assert call(client.url, "GET", "/x%0aERROR%20learner:%20forged%1b%5b2J").status == 401
     (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.transport.http_guard"]
-    assert r"GET /x\nERROR learner: forged\x1b[2J needs a token" in line
+    assert r"GET /x\nERROR learner: forged\x1b[2J requires a token" in line
     assert line.isprintable()
 
 
 def test_the_clients_say_which_token_is_missing_and_do_not_try_again(url: str) -> None:
-    with pytest.raises(AccessError, match="GET /status needs a token: name its file in BAPO_TOKEN_FILE"):
+    with pytest.raises(AccessError, match="GET /status requires a token: set BAPO_TOKEN_FILE to its file"):
         BufferClient(url, retry_s=60).status()
     request = make_request(prompt_id="a")
-    with pytest.raises(AccessError, match="worker may not do this; use the token of evaluator, scheduler or operator"):
+    with pytest.raises(AccessError, match="worker has no permission; use a token of evaluator, scheduler or operator"):
         BufferClient(url, token=TOKENS[WORKER]).enqueue([request])
     BufferClient(url, token=TOKENS[SCHEDULER]).enqueue([request])
-    with pytest.raises(AccessError, match="viewer may not do this; use the token of worker or operator"):
+    with pytest.raises(AccessError, match="viewer has no permission; use a token of worker or operator"):
         BufferClient(url, token=TOKENS[VIEWER]).push([pack_group(answer(request))])
     assert BufferClient(url, token=TOKENS[WORKER]).push([pack_group(answer(request))]) == {"g-a": "stored"}
-    with pytest.raises(AccessError, match="worker may not do this; use the token of learner or operator"):
+    with pytest.raises(AccessError, match="worker has no permission; use a token of learner or operator"):
         BufferClient(url, token=TOKENS[WORKER]).batch(1, timeout_s=60)
 
 
@@ -168,7 +168,7 @@ def test_an_evaluator_asks_for_evaluations_and_for_nothing_that_is_trained(url: 
     for purpose in (Purpose.FRESH, Purpose.REEVALUATE):
         trained = make_request(prompt_id=purpose.value, purpose=purpose)
         with pytest.raises(
-            AccessError, match=f"g-{purpose.value} is {purpose.value}: an evaluator may ask for evaluat"
+            AccessError, match=f"g-{purpose.value} is {purpose.value}: evaluators may only request evaluat"
         ):
             evaluator.enqueue([held_out, trained])
         assert BufferClient(url, token=TOKENS[SCHEDULER]).enqueue([trained]) == 1
@@ -208,7 +208,7 @@ def test_a_body_is_refused_before_any_of_it_is_sent(
 
 
 def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
+    monkeypatch.setattr(gate, "MAX_JSON_BYTES", 1000)
     rules = Permissions([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
     monkeypatch.setattr("buffer_service.http.app.PERMISSIONS", rules)
     with serving(new_store(redis_url), small_config()) as client:
@@ -222,7 +222,7 @@ def test_a_body_that_does_not_go_on_is_given_up(redis_url: str, monkeypatch: pyt
     with serving(new_store(redis_url), small_config()) as client:
         for path in ("/groups", "/requests"):
             reply = call(client.url, "POST", path, body=b"", headers={"Content-Length": "10"})
-            assert (reply.status, reply.json()["message"]) == (408, "nothing of the body came for 0 s")
+            assert (reply.status, reply.json()["message"]) == (408, "no data of the body received for 0 s")
 
 
 def sent(url: str, *pieces: bytes) -> tuple[int, bytes]:

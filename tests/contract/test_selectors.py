@@ -119,16 +119,16 @@ def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
 def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -> None:
     selector = make(name, SelectorConfig(), 40)
     step_of(selector, 1)
-    with pytest.raises(ConfigError, match="another prompt selector learned, or the state for other data"):
+    with pytest.raises(ConfigError, match="is of another prompt selector or other data"):
         make(name, SelectorConfig(), 41).restore(selector.state())
-    with pytest.raises(ConfigError, match=f"by selector '{name}', and algorithm.selector is 'other'"):
+    with pytest.raises(ConfigError, match=f"uses selector '{name}', but algorithm.selector is 'other'"):
         unpack_state("other", pack_state(name, selector.state()))
     with pytest.raises(ContractError, match="malformed"):
         unpack_state(name, b"\x93")
 
 
 def test_a_misspelt_selector_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*write one of "):
+    with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*use one of "):
         make("mops", SelectorConfig(), 40)
 
 

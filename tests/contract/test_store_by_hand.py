@@ -71,7 +71,7 @@ def test_a_group_is_dropped_with_its_frame_from_the_table_that_it_is_in(
     assert (store.frames([group_id]), store.records([group_id])) == ([None], [None])
     assert store.status().num_bytes < held
     assert_sound(store)
-    with pytest.raises(ContractError, match=f"does not hold group {group_id}"):
+    with pytest.raises(ContractError, match=f"group {group_id} is not in the buffer"):
         tending(store).drop_group(group_id)
 
 
@@ -119,7 +119,7 @@ def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(stor
     busy(store)
     assert tending(store).drop_group("g-b") == "high"
     assert store.frames(["g-b"]) != [None]
-    with pytest.raises(ContractError, match="g-b is needed by a batch"):
+    with pytest.raises(ContractError, match="g-b is part of a batch"):
         tending(store).drop_group("g-b")
     store.commit(1, 1)
     assert store.frames(["g-b"]) == [None]
@@ -191,14 +191,14 @@ DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
     ("orphans", "group lost", lambda r, k: r.set(k.group("lost"), b"x")),
     ("orphans", "group n1", lambda r, k: r.set(k.incoming("n1"), b"x")),
     ("references", "group g-c is in 1 tables", lambda r, k: r.hset(k["refs"], "g-c", 2)),
-    ("bytes", "are counted", lambda r, k: r.hincrby(k["meta"], "bytes", 1)),
+    ("bytes", "but the counter is", lambda r, k: r.hincrby(k["meta"], "bytes", 1)),
     ("requests", "g-y is open, but in queue None", lambda r, k: r.zrem(k["queue_fresh"], "g-y")),
     ("leases", "held by no worker", lambda r, k: r.delete(k["holders"])),
     ("fresh", "planned for step None", lambda r, k: r.delete(k["planned"])),
-    ("bad", "prompt a of B_bad has lost its text", lambda r, k: r.delete(k["bad_prompts"])),
-    ("batches", "batch 1 is gone", lambda r, k: r.delete(k["batches"])),
+    ("bad", "prompt a of B_bad has no text", lambda r, k: r.delete(k["bad_prompts"])),
+    ("batches", "batch 1 is missing", lambda r, k: r.delete(k["batches"])),
     ("rounds", "round 2 has 1 open", lambda r, k: r.hset(k["rounds"], 2, 0)),
-    ("evaluations", "evaluation cd@2 has 1 settled", lambda r, k: r.hset(k["evaluations"], "cd@2", 3)),
+    ("evaluations", "evaluation cd@2 has 1 finished", lambda r, k: r.hset(k["evaluations"], "cd@2", 3)),
     ("progress", "the tables are those of step 1", lambda r, k: r.hset(k["meta"], "assembled", 2)),
 ]
 

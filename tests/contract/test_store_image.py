@@ -242,7 +242,7 @@ def test_a_restore_that_is_overtaken_in_the_middle_of_a_write_writes_nothing(
             other.hset(keys["meta"], "restoring", "another")
 
     monkeypatch.setattr(snapshot, "_write_index", overtaken)
-    with pytest.raises(UnavailableError, match="another restore has begun"):
+    with pytest.raises(UnavailableError, match="another restore has started"):
         redis_store.restore(image, frames)
     with redis.Redis.from_url(redis_url) as other:
         assert other.hgetall(keys["meta"])[b"restoring"] == b"another"

@@ -419,7 +419,7 @@ class TwoBuffers(RuleBasedStateMachine):
     def everything_fits_together(self) -> None:
         broken = violations(self.redis.audit(), AlgorithmConfig(bad_capacity=3))
         # Assemblies written by hand say nothing of bytes, and may keep a prompt twice in B_high.
-        assert [b for b in broken if b.invariant != "high" and "bytes, but it says 0" not in b.detail] == []
+        assert [b for b in broken if b.invariant != "high" and "bytes, but the batch records 0" not in b.detail] == []
 
 
 STATUS_NAME = {"assembled": "assembled_step", "committed": "committed_step", "checkpointed": "checkpointed_step"}

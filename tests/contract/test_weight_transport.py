@@ -82,7 +82,7 @@ def test_a_worker_that_can_read_the_learners_file_makes_no_copy(tmp_path: Path) 
     cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
     assert cache.fetch(update) == update
     assert not (tmp_path / "cache").exists()
-    with pytest.raises(WeightsAbsentError, match="cannot be read here"):
+    with pytest.raises(WeightsAbsentError, match="is not readable on this host"):
         cache.fetch(replace(update, path="/nowhere"))
 
 
@@ -182,22 +182,22 @@ def test_a_part_that_is_damaged_costs_one_attempt_at_most(host: OtherHost, tmp_p
 def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(ContractError, match="make 1280 bytes with sha256"):
+    with pytest.raises(ContractError, match="have 1280 bytes with sha256"):
         send_file(peer(host), path, DIGEST)
     assert list((tmp_path / "server").iterdir()) == []
     send_file(peer(host), path, hashlib.sha256(path.read_bytes()).hexdigest())
     sent = next((tmp_path / "server").iterdir())
     sent.rename(sent.with_name(f"sent-{DIGEST}.safetensors"))
-    with pytest.raises(WeightMismatchError, match="is not the file with sha256"):
+    with pytest.raises(WeightMismatchError, match="does not have sha256"):
         fetch_file(peer(host), DIGEST, len(CONTENT), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("digest", ["..", "%2e%2e%2fetc", "ab" * 31])
 def test_only_digests_name_files(host: OtherHost, digest: str) -> None:
-    with pytest.raises(ContractError, match="no sha256"):
+    with pytest.raises(ContractError, match="not a sha256"):
         host.store.receive(digest, 0, 1, b"x")
-    with pytest.raises(ContractError, match="no sha256"):
+    with pytest.raises(ContractError, match="not a sha256"):
         host.store.read(digest, 0, 1)
 
 
@@ -232,14 +232,14 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
 
     given = Path.stat
     monkeypatch.setattr(Path, "stat", refuse)
-    with pytest.raises(WeightsAbsentError, match="cannot be read here"):
+    with pytest.raises(WeightsAbsentError, match="is not readable on this host"):
         WeightRelay(tmp_path / "server", str).locate(update)
 
 
 def test_a_piece_that_is_too_large_or_of_unknown_weights_is_refused(host: OtherHost) -> None:
     with pytest.raises(ContractError, match="1 to 100 bytes"):
         host.store.read(DIGEST, 0, 101)
-    with pytest.raises(WeightsAbsentError, match="are not here"):
+    with pytest.raises(WeightsAbsentError, match="are not on this host"):
         peer(host).call("GET", f"/weights/files/{DIGEST}", query={"offset": "0", "length": "10"})
 
 
@@ -253,7 +253,7 @@ def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
     others.mkdir()
     folder.symlink_to(others)
     config = Config(rollout=RolloutConfig(sync_timeout_s=0.1))
-    with pytest.raises(ConfigError, match=r"is not a folder of this user: remove it, .* rollout\.weights_cache"):
+    with pytest.raises(ConfigError, match=r"is not owned by this user: remove it, .* rollout\.weights_cache"):
         WeightCache(config).fetch(update)
     assert not list(others.iterdir())
     folder.unlink()

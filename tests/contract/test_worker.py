@@ -155,7 +155,7 @@ def test_a_group_that_the_buffer_refuses_is_reported_and_stops_no_other(start_wo
     wait_until(lambda: len(buffer.groups) == 4 and len(buffer.failures) == 1)
     [(request_id, reason, detail)] = buffer.failures
     assert (request_id, reason) == ("g-p1", "refused")
-    assert "the buffer refused the group: group g-p1 was sampled with policy version 9" in detail
+    assert "the buffer rejected the group: group g-p1 was sampled with policy version 9" in detail
     assert (worker.report().state, worker.report().counts["groups/fresh/stored"]) == ("sampling", 4)
 
 

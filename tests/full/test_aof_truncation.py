@@ -263,7 +263,7 @@ def _answers(store: RedisStore) -> bool:
     try:
         store.status()
     except UnavailableError as error:
-        if "a restore of the buffer is under way or was cut off" in str(error):
+        if "a restore of the buffer is in progress or was interrupted" in str(error):
             return False
         raise
     return True

@@ -43,7 +43,7 @@ def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers:
     finally:
         code, log = end_of(ranks[1 - killed])
     assert code == 6, log
-    assert f"RankLostError: rank {1 - killed} has lost another rank of the learner" in log
+    assert f"RankLostError: rank {1 - killed} lost another rank of the learner" in log
     assert "Traceback" not in log
 
 

@@ -115,7 +115,7 @@ def test_a_worker_sees_its_own_slices_alone_and_one_that_asks_for_none_sees_none
 def test_a_killed_raylet_is_told_at_once_as_an_accident() -> None:
     exit_code, message, pid = printed(KILLED)
     assert exit_code == 1  # from 2 on the launcher would end the run
-    assert message == f"Ray's raylet (pid {pid}) has died, and no worker can start any more"
+    assert message == f"Ray's raylet (pid {pid}) has died: no more workers can start"
 
 
 def test_a_node_that_dies_while_it_starts_is_an_accident_too() -> None:

@@ -74,4 +74,4 @@ def test_services_come_up_without_a_learner_and_a_shared_redis_keeps_names_apart
     second = started(train_arguments(tmp_path / "other", "--buffer.redis_url", redis_url))
     output, _ = second.communicate(timeout=60)
     assert second.returncode == 2, output
-    assert "already holds a run named 'run'" in output
+    assert "already has a run named 'run'" in output

@@ -62,7 +62,7 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
         with visiting(browser, url) as visit:
             visit.page.fill("#token", "not-one-of-ours-0000")
             visit.page.click("text=Show the run")
-            visit.page.wait_for_selector("text=this token is not accepted here")
+            visit.page.wait_for_selector("text=invalid token")
             visit.page.fill("#token", token)
             visit.page.keyboard.press("Enter")
             opened(visit, NUM_STEPS)

@@ -88,6 +88,6 @@ def test_an_exported_file_shows_the_same_and_says_what_it_does_not_carry(page: A
     assert "<script>window.hacked = 1</script>" in page.inner_text("#response-1 .response-text")
     opened(page, address, "prompt/hard", "#visits tbody tr:nth-child(2)")
     page.click("text=hard@1")
-    page.wait_for_selector(".notice:has-text('does not carry this group')")
+    page.wait_for_selector(".notice:has-text('not included in the exported file')")
     opened(page, address, "prompts?text=HARD", "#results tbody tr")
     assert texts(page, "#results tbody th") == ["hard"]

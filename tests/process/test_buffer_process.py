@@ -187,4 +187,4 @@ def test_a_port_in_use_is_one_clear_message(run: RunDirectory, redis_url: str) -
 def test_no_redis_is_one_clear_message(run: RunDirectory) -> None:
     code, message = refused(run)
     assert code == 2
-    assert "no Redis is named: write buffer.redis_url" in message
+    assert "no Redis URL: set buffer.redis_url" in message

@@ -85,11 +85,11 @@ def test_what_numpy_gives_for_a_number_is_a_reward(make_pool: MakePool) -> None:
     [
         ("text", ""),
         ("array of two", ""),
-        ("1.5", "; task.reward_range names another range"),
-        ("-0.1", "; task.reward_range names another range"),
-        ("nan", "; return None for a response that cannot be graded, 0 for a wrong one"),
-        ("np.nan", "; return None for a response that cannot be graded, 0 for a wrong one"),
-        ("inf", "; return None for a response that cannot be graded, 0 for a wrong one"),
+        ("1.5", "; set task.reward_range to the range of your reward"),
+        ("-0.1", "; set task.reward_range to the range of your reward"),
+        ("nan", "; return None for a response that cannot be graded, 0 for an incorrect one"),
+        ("np.nan", "; return None for a response that cannot be graded, 0 for an incorrect one"),
+        ("inf", "; return None for a response that cannot be graded, 0 for an incorrect one"),
     ],
 )
 def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str, advice: str) -> None:
@@ -131,7 +131,7 @@ def test_a_verifier_that_hangs_is_killed_at_the_deadline_and_replaced(make_pool:
 def test_a_verifier_that_takes_too_much_memory_is_killed_and_has_rewarded_nothing(where: str) -> None:
     with closing(GraderPool(TaskConfig(reward=f"{HERE}:hungry", grading_memory_mb=300), num_children=1)) as pool:
         with pytest.raises(
-            VerifierMemoryError, match=r"out of memory: it took \d+ MB, above .*_mb = 300, on prompt"
+            VerifierMemoryError, match=r"because of its memory use of \d+ MB, above .*_mb = 300, on prompt"
         ) as e:
             pool.grade(make_prompt(), ["fine", where])
         assert e.value.reason == "verifier_out_of_memory"
@@ -245,10 +245,10 @@ def test_a_verifier_that_hangs_when_the_pool_is_closed_is_not_replaced(make_pool
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("speechless", r"raised SpeechlessError: \(its text cannot be shown: RuntimeError\)"),
+        ("speechless", r"raised SpeechlessError: \(message not printable: RuntimeError\)"),
         ("long", r"raised ValueError: x{500}\.\.\. \(20000000 characters\)"),
         ("half", r"raised ValueError: half a character: \\ud800"),
-        ("integer", r"returned a int that cannot be shown \(ValueError\), which is not a number in \[0, 1\]"),
+        ("integer", r"returned a int that is not printable \(ValueError\), which is not a number in \[0, 1\]"),
         ("fraction", r"returned Fraction\(10+, 1\), which is not a number"),
     ],
 )

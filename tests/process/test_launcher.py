@@ -89,7 +89,7 @@ def test_the_doctor_finds_a_sound_machine_sound(tmp_path: Path) -> None:
     code, found = doctor(tmp_path)
     assert (code, {name for name, row in found.items() if row["status"] == "fail"}) == (0, set())
     assert found["reward on gold answers"]["detail"] == "50 of 50 rewarded 1"
-    assert "20 prompts survive a round trip" in found["tokenizer"]["detail"]
+    assert "20 prompts pass a round trip" in found["tokenizer"]["detail"]
     assert found["redis starts"]["status"] == "ok"
 
 
@@ -104,15 +104,19 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
     assert code == 2
     assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
     assert "raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]
-    assert "turns the prompt" in found["tokenizer"]["detail"]
+    assert "changes the prompt" in found["tokenizer"]["detail"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
         (["--buffer.port", "{port}"], 2, "buffer.port: cannot listen on 127.0.0.1:{port}: Address already in use"),
-        (["--buffer.redis_url", "redis://127.0.0.1:{closed}"], 3, "no Redis answers at redis://127.0.0.1:{closed}"),
-        (["--model.path", "/nowhere/model"], 2, "model.path: there is no folder /nowhere/model"),
+        (
+            ["--buffer.redis_url", "redis://127.0.0.1:{closed}"],
+            3,
+            "Redis at redis://127.0.0.1:{closed} does not respond",
+        ),
+        (["--model.path", "/nowhere/model"], 2, "model.path: folder /nowhere/model not found"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_message_and_the_name_stays_free(

@@ -147,17 +147,17 @@ def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Ca
     child = start("import sys; print('StorageError: cannot write x: No space left on device'); sys.exit(3)")
     child.process.wait()
     message = supervisor.explain(child).splitlines()
-    assert message[0] == "part ended with exit code 3: cannot write x: No space left on device"
-    assert message[1].startswith("What to do: fix what the message names (disk")
-    assert message[2] == f"Its log: {child.spec.log_path}"
+    assert message[0] == "part failed with exit code 3: cannot write x: No space left on device"
+    assert message[1].startswith("Hint: fix the reported problem (disk")
+    assert message[2] == f"Log: {child.spec.log_path}"
 
 
 def test_a_killed_child_is_told_from_one_that_gave_up(start: Callable[..., Child]) -> None:
     child = start("import os; os.kill(os.getpid(), 9)")
     child.process.wait()
     message = supervisor.explain(child)
-    assert message.startswith("part ended with signal SIGKILL: it printed nothing")
-    assert "use less memory" in message
+    assert message.startswith("part failed with signal SIGKILL: no output")
+    assert "to save memory" in message
 
 
 # -- children end with their parents, however these end

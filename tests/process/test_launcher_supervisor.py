@@ -78,8 +78,8 @@ def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts)
         None,
     )
     assert parts.said == [
-        "part ended with signal SIGKILL; it restarts in 0.0 s "
-        f"(restart 1, at most 5 within 600 s; its log: {child.spec.log_path})"
+        "part failed with signal SIGKILL; restarting in 0.0 s "
+        f"(restart 1, maximum 5 within 600 s; log: {child.spec.log_path})"
     ]
 
 
@@ -90,7 +90,7 @@ def test_an_optional_process_that_cannot_start_again_is_left_away(parts: Parts) 
     assert not supervisor.poll(parts.children)
     assert not supervisor.poll(parts.children)
     assert (child.has_failed, child.has_ended, other.exit_code) == (False, True, None)
-    assert parts.said == [f"part ended with exit code 2; the run continues without it (its log: {child.spec.log_path})"]
+    assert parts.said == [f"part failed with exit code 2; the run continues without it (log: {child.spec.log_path})"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(p
     supervisor = parts.supervisor()
     assert supervisor.poll(parts.children)
     assert [fails_in_its_wake.num_restarts, killed.num_restarts, other.num_restarts] == [1, 1, 0]
-    assert [line.partition(";")[0] for line in parts.said] == ["rank-1 ended with signal SIGKILL"]
+    assert [line.partition(";")[0] for line in parts.said] == ["rank-1 failed with signal SIGKILL"]
 
 
 @pytest.mark.parametrize("code", [1, 143, RankLostError.exit_code])

@@ -37,7 +37,7 @@ def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: P
     finally:
         code, log = end_of(process)
     assert code == 128 + signal.SIGKILL, log
-    assert "learner: rank 1 ended with signal 9" in log
+    assert "learner: rank 1 exited with signal 9" in log
     assert "[rank 0] " in log
     assert not any(rank.is_running() for rank in ranks)
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
@@ -61,4 +61,4 @@ def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_a
     finally:
         code, log = end_of(process)
     assert code == 143, log
-    assert "SIGTERM while waiting; continue with --resume" in log
+    assert "SIGTERM while waiting; resume with --resume" in log

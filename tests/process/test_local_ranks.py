@@ -60,15 +60,15 @@ def test_lines_name_their_rank_and_all_well_is_zero() -> None:
 @pytest.mark.parametrize(
     ("failing", "code", "words"),
     [
-        ("raise SystemExit(4)", 4, "learner: rank 1 ended with exit code 4"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "learner: rank 1 ended with signal 9"),
+        ("raise SystemExit(4)", 4, "learner: rank 1 exited with exit code 4"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "learner: rank 1 exited with signal 9"),
     ],
 )
 def test_one_that_fails_ends_the_others_and_gives_the_exit_code(failing: str, code: int, words: str) -> None:
     found, lines = run(FOREVER, failing, FOREVER)
     assert found == code
     assert words in lines
-    assert {"learner: rank 0 ended with signal 15", "learner: rank 2 ended with signal 15"} < set(lines)
+    assert {"learner: rank 0 exited with signal 15", "learner: rank 2 exited with signal 15"} < set(lines)
 
 
 def test_one_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_one_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypatch: p
     fails = f"import os, time\nwhile not os.path.exists({told!r}): time.sleep(0.05)\nraise SystemExit(3)"
     code, lines = run(deaf, fails)
     assert code == 3
-    assert lines[-1] == "learner: rank 0 ended with signal 9"
+    assert lines[-1] == "learner: rank 0 exited with signal 9"
 
 
 @pytest.mark.parametrize(

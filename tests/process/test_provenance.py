@@ -115,6 +115,6 @@ def test_a_remark_names_runs_that_different_commits_made(tmp_path: Path) -> None
     assert remarks(gather([tmp_path / name for name in ("a-s1", "a-s2")])) == []
     assert remarks(gather([tmp_path / name for name in facts])) == [
         "seeds: a 1 2; b 1 2; c 1",
-        "made by different commits: 0123456 (a-s1, a-s2); 0123456 then fffffff-dirty (b-s1); not recorded (b-s2); "
+        "different commits: 0123456 (a-s1, a-s2); 0123456 then fffffff-dirty (b-s1); not recorded (b-s2); "
         "version 0.1.0 (c-s1)",
     ]

@@ -54,14 +54,14 @@ def test_a_cluster_is_refused_by_the_service_with_one_clear_message(ends: ExitSt
     run = RunDirectory.create(tmp_path / "run", dump_toml(small_config(run={"name": "r"}, buffer={"port": 0})))
     code, message = refused(run, "--redis-url", node.url)
     assert code == 2
-    assert f"ConfigError: buffer.redis_url {node.url} is a node of a Redis Cluster, whose failover forgets" in message
-    assert "name one primary that is not a member of a Cluster" in message
+    assert f"ConfigError: buffer.redis_url {node.url} is a Redis Cluster node, whose failover may lose" in message
+    assert "use a single primary that is not part of a Cluster" in message
 
 
 def test_a_replica_is_refused_and_says_whose_it_is(ends: ExitStack, tmp_path: Path) -> None:
     primary = server(ends, tmp_path / "primary")
     replica = server(ends, tmp_path / "replica", "--replicaof", f"127.0.0.1 {primary.port}")
-    with pytest.raises(ConfigError, match=f"is a replica of 127.0.0.1:{primary.port} and takes no writes"):
+    with pytest.raises(ConfigError, match=f"is a replica of 127.0.0.1:{primary.port} and rejects writes"):
         refuse_unsuited(RedisLink(replica.url))
 
 
@@ -74,9 +74,11 @@ def test_a_primary_that_becomes_a_replica_is_away_until_one_takes_writes_again(e
     with redis.Redis.from_url(first.url) as client:
         client.replicaof("127.0.0.1", other.port)
         wait_until(lambda: client.info("replication")["master_link_status"] == "up")
-        with pytest.raises(UnavailableError, match="takes no writes now: You can't write against a read only replica"):
+        with pytest.raises(
+            UnavailableError, match="rejects writes at the moment: You can't write against a read only replica"
+        ):
             store.report(Progress(step=2, policy_version=2))
-        with pytest.raises(UnavailableError, match="has become a replica and takes no writes"):
+        with pytest.raises(UnavailableError, match="has become a replica and rejects writes"):
             store.health()
         client.replicaof("NO", "ONE")
         store.report(Progress(step=2, policy_version=2))
@@ -93,7 +95,7 @@ def test_a_new_password_is_taken_from_its_file_without_a_new_start(ends: ExitSta
         store = RedisStore(link, "r", lease_s=30.0, max_attempts=3, in_step_order=True)
         client.config_set("requirepass", "second")
         client.client_kill_filter(_type="normal", skipme=True)
-        said = f"that it has taken before: set it there again, or write the new one to {secret}"
+        said = f"that it accepted before: set it there again, or write the new one to {secret}"
         with pytest.raises(UnavailableError, match=re.escape(said)):
             store.report(Progress(step=1, policy_version=1))
         secret.write_text("second\n")
@@ -106,7 +108,7 @@ def test_a_new_password_is_taken_from_its_file_without_a_new_start(ends: ExitSta
 
 def test_a_server_that_evicts_is_refused(ends: ExitStack, tmp_path: Path) -> None:
     evicting = server(ends, tmp_path / "lru", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
-    with pytest.raises(ConfigError, match=r"deletes groups when it is full .maxmemory-policy allkeys-lru.: set"):
+    with pytest.raises(ConfigError, match=r"evicts groups when it is full .maxmemory-policy allkeys-lru.: set"):
         refuse_unsuited(RedisLink(evicting.url))
 
 
@@ -128,7 +130,7 @@ def test_what_was_not_written_before_redis_was_started_again_is_not_acknowledged
     try:
         link = RedisLink(server.url)
         monkeypatch.setattr("buffer_service.store.redis.connection.until_written", restarted)
-        with pytest.raises(UnavailableError, match="does not answer"):
+        with pytest.raises(UnavailableError, match="does not respond"):
             link.at_once(("SET", "a", "1"), written=True)
         monkeypatch.undo()
         assert link.at_once(("SET", "a", "1"), ("GET", "a"), written=True)[1] == b"1"
@@ -151,7 +153,7 @@ def test_a_redis_that_takes_connections_and_says_nothing_is_given_up_as_soon_as_
         link = RedisLink(server.url)
         with server.stopped():
             begun = time.monotonic()
-            with pytest.raises(UnavailableError, match="does not answer: Timeout reading from socket"):
+            with pytest.raises(UnavailableError, match="does not respond: Timeout reading from socket"):
                 link.at_once(("PING",))
             assert CONNECT_TIMEOUT_S <= time.monotonic() - begun < ANSWER_TIMEOUT_S / 2
         assert link.at_once(("PING",)) == [b"PONG"]

@@ -54,16 +54,16 @@ def _rows(*answers: str) -> list[dict[str, str]]:
 def test_a_reward_of_the_right_answers_and_no_others_is_fit(tmp_path: Path) -> None:
     result = _run(tmp_path, "exact", _rows("1", "2", "2", "3"))
     assert result.exit_code == 0, result.output
-    assert "gold answers rewarded 1   4 of 4 (100.0%)" in result.output
+    assert "gold answers with reward 1   4 of 4 (100.0%)" in result.output
     assert "other answers rewarded 1  0 of 4" in result.output
-    assert "fit for training" in result.output
+    assert "suitable for training" in result.output
 
 
 def test_a_reward_that_says_yes_to_everything_is_not_fit(tmp_path: Path) -> None:
     result = _run(tmp_path, "always", _rows("1", "2"))
     assert result.exit_code == 1
     assert "other answers rewarded 1  2 of 2" in result.output
-    assert "rewards the answers of other rows too" in result.output
+    assert "also rewards incorrect answers" in result.output
 
 
 def test_every_kind_of_trouble_is_counted_and_told_with_its_row(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_every_kind_of_trouble_is_counted_and_told_with_its_row(tmp_path: Path) 
 def test_a_reward_that_fails_on_wrong_answers_is_not_fit(tmp_path: Path) -> None:
     result = _run(tmp_path, "signed", _rows("1", "2"))
     assert result.exit_code == 1
-    assert "gold answers rewarded 1   2 of 2" in result.output
+    assert "gold answers with reward 1   2 of 2" in result.output
     assert "other answers rewarded 1  0 of 2; 2 failed" in result.output
-    assert "task.reward_range names another range" in result.output
+    assert "set task.reward_range to the range" in result.output
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:

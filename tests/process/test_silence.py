@@ -19,7 +19,7 @@ from services.launcher.display.snapshot import Observer
 from tests.support.buffer_app import serving, small_config
 
 CONFIG = small_config(run={"name": "r"})
-SAID = "Redis at redis://r:6379 does not answer: Timeout reading from socket"
+SAID = "Redis at redis://r:6379 does not respond: Timeout reading from socket"
 
 
 class Hanging(RedisStore):

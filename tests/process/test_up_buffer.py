@@ -90,7 +90,7 @@ def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(t
         said = stopped_by_command(run, process)
         second, _ = process.communicate(timeout=60)
     assert "started by process" in said
-    assert f"Start it again with everything it stores: bapo up buffer --run {run}" in said
+    assert f"Restart it with its data: bapo up buffer --run {run}" in said
     assert "  stores step" not in first
     assert "  stores step 0, 2 open requests, 0 fresh groups\n" in second
 
@@ -105,7 +105,9 @@ def test_a_name_that_a_shared_redis_knows_is_served_again_and_said(tmp_path: Pat
     (tmp_path / "other").mkdir()
     with buffer_up(tmp_path / "other" / "mine", *shared) as (process, client):
         assert client.status().queued["fresh"] == 1
-        said = "  stores step 0, 1 open requests, 0 fresh groups, under this run's name: another name, or another Redis"
+        said = (
+            "  stores step 0, 1 open requests, 0 fresh groups, under this run's name: use another name or another Redis"
+        )
         assert said in stopped(process)
 
 
@@ -130,7 +132,7 @@ def test_redis_that_dies_while_an_existing_run_starts_is_started_again(tmp_path:
         next(child for child in family(process) if Path(child.exe()).name == "valkey-server").kill()
         for line in process.stdout:
             said += line
-            if "redis ended with signal SIGKILL; it restarts" in line:
+            if "redis failed with signal SIGKILL; restarting" in line:
                 break
         wait_until(lambda: status(run) == "running" or process.poll() is not None, timeout_s=30, what="it runs")
         said += stopped(process)
@@ -153,7 +155,7 @@ def test_a_service_that_was_started_beside_it_knows_the_password_after_the_next_
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--buffer.url", "http://127.0.0.1:1"], "a service that already runs: there is nothing to start"),
+        (["--buffer.url", "http://127.0.0.1:1"], "a running service: there is nothing to start"),
         (["--algorithm.batch_sizes", "4"], "batch_size"),
     ],
 )
@@ -183,4 +185,4 @@ def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it
         steps = [int(line.split()[1]) for line in output.splitlines()]
         assert steps == list(range(1, NUM_STEPS + 1))
         assert BufferAdmin(client.url, token=token).verify().violations == []
-        assert "redis ended with signal SIGKILL; it restarts" in stopped(process)
+        assert "redis failed with signal SIGKILL; restarting" in stopped(process)

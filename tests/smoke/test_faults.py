@@ -45,7 +45,7 @@ def test_each_part_that_is_killed_starts_again_and_ctrl_c_ends_the_run(started: 
         ("redis", "buffer_service", "rollout_server", "scheduler", "evaluator", "learner"), 1
     )
     output = end_by(signal.SIGINT, process, run)
-    assert "redis ended with signal SIGKILL; it restarts in 0.1 s (restart 1, at most 5 within 600 s" in output
+    assert "redis failed with signal SIGKILL; restarting in 0.1 s (restart 1, maximum 5 within 600 s" in output
     steps = [row["step"] for row in run.read_metrics()]
     assert steps == list(range(1, len(steps) + 1))
 

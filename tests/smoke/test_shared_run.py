@@ -121,7 +121,7 @@ def test_a_step_replayed_in_another_process_is_the_same_to_the_last_bit(finished
 
 
 def test_a_step_that_was_not_kept_is_refused(finished: Finished) -> None:
-    assert "steps that can: 1-8" in ask("replay", str(finished.run.path), "--step", "9", code=2)
+    assert "replayable steps: 1-8" in ask("replay", str(finished.run.path), "--step", "9", code=2)
 
 
 def test_the_page_shows_its_numbers(finished: Finished, browser: Any) -> None:

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 import psutil
 
 PATIENCE_S = 60.0
-LOOK_S = 0.01
+POLL_S = 0.01
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -29,4 +29,4 @@ def wait_until(
     deadline = monotonic() + timeout_s
     while not condition():
         assert monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        sleep(LOOK_S)
+        sleep(POLL_S)

@@ -140,7 +140,7 @@ def test_a_fleet_whose_learner_starves_grows_to_its_bound_and_not_beyond() -> No
     assert max(rig.fleet.scaled) == 5
     assert rig.gauge("bapo_rollout_desired_workers") == 5
     assert rig.gauge("bapo_rollout_learner_wait_ratio") == pytest.approx(0.75)
-    assert "write off" in rig.scaler.refusal
+    assert "use off" in rig.scaler.refusal
 
 
 def test_outside_actuators_are_told_and_the_fleet_is_left_alone() -> None:

@@ -74,7 +74,10 @@ def test_rows_of_different_prompts_are_refused() -> None:
         ([["rl", 1.0, [[0, None, False]]], ["rest", 1.0, [[1, None, False]]]], "an item is malformed"),
         ([["rl", 1.0, [[0, None, False]]], ["rl", float("nan"), [[1, None, False]]]], "an item is malformed"),
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, ["0"], False]]]], "an item is malformed"),
-        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [3], False]]]], "names a row that group new of 3"),
+        (
+            [["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [3], False]]]],
+            "references a missing row",
+        ),
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [], False]]]], "has no rows"),
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, None, [True, False]]]]], "an item is malformed"),
     ],
@@ -104,7 +107,7 @@ def test_a_batch_that_was_opened_is_packed_again_with_all_that_its_entries_say()
 
 
 def test_the_buffer_takes_no_group_without_a_sampled_response() -> None:
-    with pytest.raises(ContractError, match="no response was sampled"):
+    with pytest.raises(ContractError, match="all responses are expert responses"):
         read_group_header(pack_group(make_group(rewards="1", experts=[0])))
 
 

@@ -52,6 +52,6 @@ def test_the_launcher_bounds_every_log_of_a_run_and_says_so_once(
             with run.log_path("worker-0").open("ab") as log:
                 log.write(b"ValueError: the verifier said why\n" * 2)
             started.watch(lambda: True)
-    assert output.getvalue().count("worker-0.log has grown beyond 32 MiB and is rotated") == 1
+    assert output.getvalue().count("worker-0.log exceeds 32 MiB and is rotated") == 1
     assert run.log_path("worker-0").stat().st_size == 0
     assert last_words(run.log_path("worker-0")) == "ValueError: the verifier said why"

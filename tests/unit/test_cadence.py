@@ -51,7 +51,7 @@ def test_v_1_syncs_at_every_step() -> None:
 
 def test_reevaluation_must_meet_fresh_weights() -> None:
     with pytest.raises(
-        ValidationError, match=r"interval = 7 must be a multiple of .* = 5.*write reevaluation_interval = 10"
+        ValidationError, match=r"interval = 7 must be a multiple of .* = 5.*set reevaluation_interval = 10"
     ):
         CadenceConfig(weight_sync_interval=5, reevaluation_interval=7)
 
@@ -78,5 +78,5 @@ def test_minibatches_cover_the_batch_and_differ_by_at_most_one(num_groups: int, 
 
 @pytest.mark.parametrize(("num_groups", "minibatch_size"), [(-1, 4), (4, 0)])
 def test_impossible_cuts_are_refused(num_groups: int, minibatch_size: int) -> None:
-    with pytest.raises(ValueError, match="cannot cut"):
+    with pytest.raises(ValueError, match="cannot split"):
         near_equal_split(num_groups, minibatch_size)

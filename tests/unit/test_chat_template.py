@@ -97,7 +97,7 @@ def test_a_prompt_with_a_date_in_it_is_the_same_prompt_tomorrow(model: Path, tmp
     (dated,) = make_task(**options, chat_date="2026-11-22").prompts("train")
     assert dated.text == "Today Date: 22 Nov 2026|1+1? é"
     assert dated.prompt_id != prompt.prompt_id
-    with pytest.raises(ConfigError, match=r"chat_date = '22.11.2026' is not a date: write YYYY-MM-DD"):
+    with pytest.raises(ConfigError, match=r"chat_date = '22.11.2026' is not a date: use YYYY-MM-DD"):
         make_task(**options, chat_date="22.11.2026").prompts("train")
 
 
@@ -130,7 +130,7 @@ def test_a_model_of_the_hub_is_read_from_its_cache(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=r"tokenizer_config.json of 'owner/name' could not be read"):
+    with pytest.raises(ConfigError, match=r"cannot read tokenizer_config.json of 'owner/name'"):
         chat_template("owner/name", {})
     repository = tmp_path / "hub" / "models--owner--name"
     snapshot = repository / "snapshots" / "abc123"

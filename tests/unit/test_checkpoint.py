@@ -290,7 +290,7 @@ def test_a_damaged_or_foreign_state_is_refused(model_path: Path, tmp_path: Path)
         newest_checkpoint(tmp_path / "checkpoints")
     del state["canary"]["tolerance"]
     path.write_text(json.dumps(state))
-    with pytest.raises(StorageError, match="not a whole checkpoint"):
+    with pytest.raises(StorageError, match="is incomplete"):
         newest_checkpoint(tmp_path / "checkpoints")
 
 
@@ -308,29 +308,29 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
         whole = (folder / name).read_bytes()
         for left in (len(whole) // 2, 0):
             (folder / name).write_bytes(whole[:left])
-            with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* resumes after step 2$"):
+            with pytest.raises(StorageError, match=r"step-000004 is incomplete: .* resumes after step 2$"):
                 newest_checkpoint(tmp_path / "checkpoints")
         (folder / name).write_bytes(whole)
     for name in ("optimizer.safetensors", "reference.safetensors", "buffer.bin"):
         (folder / name).rename(tmp_path / "away")
-        with pytest.raises(StorageError, match="step-000004 is not a whole checkpoint"):
+        with pytest.raises(StorageError, match="step-000004 is incomplete"):
             newest_checkpoint(tmp_path / "checkpoints")
         (tmp_path / "away").rename(folder / name)
     assert newest_checkpoint(tmp_path / "checkpoints") is not None
     shutil.rmtree(tmp_path / "checkpoints" / "step-000002")
     (folder / "state.json").write_bytes(b"")
-    with pytest.raises(StorageError, match="there is no older one, so start a new run"):
+    with pytest.raises(StorageError, match="there is no older checkpoint, start a new run"):
         newest_checkpoint(tmp_path / "checkpoints")
 
 
 def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_path: Path, tmp_path: Path) -> None:
     class Refusing(FakeBuffer):
         def restore(self, data: bytes) -> None:
-            raise ContractError("snapshot is damaged or cut off: its sha256 does not match")
+            raise ContractError("snapshot is damaged or truncated: its sha256 does not match")
 
     config = run_config(model_path, run={"num_steps": 4})
     train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
-    with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: buffer.bin: snapshot is damaged"):
+    with pytest.raises(StorageError, match=r"step-000004 is incomplete: buffer.bin: snapshot is damaged"):
         train(config, tmp_path, Refusing(batch_of, lost=True), FakeFleet(), resume=True)
 
 
@@ -358,7 +358,7 @@ def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: 
     assert found is not None
     assert found.state.step == 2, "although there is one of step 4"
     assert agreed_checkpoint(folder, Follower(b"0")) is None  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match=r"rank 1 cannot resume after step 6, as rank 0 does: .*different disks"):
+    with pytest.raises(StorageError, match=r"rank 1 cannot resume after step 6, as rank 0 does: .*same disk"):
         agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
-    with pytest.raises(Stopped, match="rank 0 ended"):
+    with pytest.raises(Stopped, match="rank 0 stopped"):
         agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path)
     assert len(secrets) == 7
     for secret in secrets:
         assert secret.strip() not in made.output + rotated.output + retired.output
-    assert "holds no set of tokens" in str(refusal("tokens", "rotate", str(tmp_path / "none"), "worker"))
+    assert "has no tokens" in str(refusal("tokens", "rotate", str(tmp_path / "none"), "worker"))
 
 
 def test_config_show_prints_the_resolved_configuration(config_file: Path) -> None:
@@ -94,10 +94,10 @@ def test_config_show_prints_the_resolved_configuration(config_file: Path) -> Non
     ("tokens", "words"),
     [
         ([], "bapo init --model"),
-        (["bapo"], "preset bapo names no model: write --model.path"),
-        (["bapo", "--model.path", "models/countdown-tiny"], "preset bapo names no task: write --task.name"),
-        (["--learner.lr", "1e-4"], "the configuration names no model"),
-        (["bapo", "grpo"], "presets bapo and grpo are both named"),
+        (["bapo"], "preset bapo does not set a model: pass --model.path"),
+        (["bapo", "--model.path", "models/countdown-tiny"], "preset bapo does not set a task: pass --task.name"),
+        (["--learner.lr", "1e-4"], "the config does not set a model"),
+        (["bapo", "grpo"], "presets bapo and grpo are both given"),
         (["bapp"], "did you mean 'bapo'"),
     ],
 )
@@ -109,9 +109,9 @@ def test_a_start_that_names_too_little_or_too_much_is_refused(tokens: list[str],
 
 def test_a_file_that_names_its_preset_hides_no_other(config_file: Path) -> None:
     tokens = ["train", "grpo", str(config_file)]
-    assert "presets grpo and bapo are both named" in str(refusal(*tokens))
+    assert "presets grpo and bapo are both given" in str(refusal(*tokens))
     RunDirectory.create(config_file.parent / "outputs" / "mine")
-    assert "exists already" in str(refusal(*tokens, "--preset", "grpo", "--run.name", "mine"))
+    assert "already exists" in str(refusal(*tokens, "--preset", "grpo", "--run.name", "mine"))
 
 
 def test_what_is_not_there_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_auto_numbers_runs_by_the_name_of_the_file(config_file: Path) -> None:
 
 def test_resume_takes_no_other_configuration(config_file: Path) -> None:
     error = refusal("train", str(config_file), "--resume", "outputs/mine")
-    assert "leave out" in str(error)
+    assert "remove " in str(error)
 
 
 def test_a_finished_run_is_not_resumed(config_file: Path, tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_eval_of_a_run_needs_a_checkpoint_that_is_there(tmp_path: Path, config_f
     assert "has no checkpoint yet" in evaluate_refusal(tmp_path / "a", config_file)
     flags = ("--step", "3")
     text = evaluate_refusal(tmp_path / "b", config_file, checkpoints=(2, 4), flags=flags)
-    assert "no checkpoint of step 3; it has 2, 4" in text
+    assert "no checkpoint of step 3; available: 2, 4" in text
     text = evaluate_refusal(tmp_path / "c", config_file, checkpoints=(2,), flags=(str(config_file),))
-    assert "has its own configuration" in text
+    assert "has its own config" in text
 
 
 def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path) -> None:
@@ -173,7 +173,7 @@ def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path
     run = RunDirectory.create(tmp_path / "run", dump_toml(config))
     error = refusal("scale", str(run.path), "2")
     assert isinstance(error, UnavailableError)
-    assert "does not answer" in str(error)
+    assert "does not respond" in str(error)
 
 
 def default_ports() -> dict[str, int]:
@@ -217,9 +217,9 @@ def test_what_changes_a_run_must_name_it_and_prints_who_started_it(
 
 def test_latest_is_the_run_that_was_written_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "there is no run in outputs" in str(refusal("scale", "latest", "2"))
+    assert "no run in outputs" in str(refusal("scale", "latest", "2"))
     for seconds, name in enumerate(("new", "old")):
         RunDirectory.create(Path("outputs") / name, ANY_PORT).update_run(status="running")
         os.utime(Path("outputs") / name / "run.json", (1000 - seconds, 1000 - seconds))
-    assert "run outputs/new does not answer" in str(refusal("scale", "latest", "2"))
-    assert "run outputs/old does not answer" in str(refusal("scale", "outputs/old", "2"))
+    assert "cannot scale run outputs/new" in str(refusal("scale", "latest", "2"))
+    assert "cannot scale run outputs/old" in str(refusal("scale", "outputs/old", "2"))

@@ -66,11 +66,11 @@ def test_init_overwrites_only_by_force(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "nowhere"], "there is no folder nowhere, and it is not a Hugging Face id"),
-        (["--data", "none.jsonl"], "none.jsonl does not exist"),
+        (["--model", "nowhere"], "folder nowhere not found, and it is not a Hugging Face id"),
+        (["--data", "none.jsonl"], "none.jsonl not found"),
         (["--data", "train.csv"], "neither a .parquet or .jsonl file"),
         (["--preset", "bapp"], "did you mean 'bapo'"),
-        (["--prompt-column", "questoin"], "no column 'questoin' (did you mean 'question'?); name it with"),
+        (["--prompt-column", "questoin"], "no column 'questoin' (did you mean 'question'?); set it with"),
     ],
 )
 def test_init_refuses_what_cannot_be_trained_and_leaves_no_file(folder: Path, arguments: list[str], words: str) -> None:
@@ -112,7 +112,7 @@ def test_runs_lists_step_accuracy_and_page_and_survives_a_damaged_run(folder: Pa
     text = CliRunner().invoke(app, ["runs"]).stdout
     for cell in ("outputs/live", "running", "4/9", "25.0 %", url):
         assert cell in text
-    assert "there is no folder nowhere" in refused("runs", "nowhere")
+    assert "folder nowhere not found" in refused("runs", "nowhere")
 
 
 def test_status_of_a_stopped_run_says_how_to_resume_it(folder: Path) -> None:
@@ -154,8 +154,8 @@ def test_a_follower_reads_whole_lines_once_and_begins_again_after_a_rotation(tmp
     [
         ({"status": "finished", "pid": GONE}, "is not running: it is finished"),
         ({"status": "running", "pid": GONE}, "is not running: it is crashed"),
-        ({"status": "running", "pid": os.getpid()}, "has ended"),  # the id is another program's now
-        ({"status": "running", "pid": 1, "host": "another"}, "was started on another: call bapo stop there"),
+        ({"status": "running", "pid": os.getpid()}, "has exited"),  # the id is another program's now
+        ({"status": "running", "pid": 1, "host": "another"}, "was started on another: run bapo stop there"),
     ],
 )
 def test_stop_ends_no_process_that_is_not_the_launcher_of_a_running_run(

@@ -62,7 +62,7 @@ def test_a_run_twice_is_refused(tmp_path: Path) -> None:
         (["--evaluation.num_prompts_final", "7"], WORSE, "evaluation.num_prompts_final = 1000, ours-s1 with 7"),
         (["--rollout.temperature", "0.5"], WORSE, "rollout.temperature = 1.0, ours-s1 with 0.5"),
         ([], {"p": "00", "q": "00", "r": "00", "s": "00"}, "num_samples of cd4 = 4, ours-s1 with 2"),
-        ([], {"p": "0000", "other": "0000"}, "4 prompts of cd4, ours-s1 with 2, only 1 prompts are in both"),
+        ([], {"p": "0000", "other": "0000"}, "4 prompts of cd4, ours-s1 with 2, only 1 prompts in common"),
     ],
 )
 def test_runs_that_were_measured_differently_are_refused_with_the_difference(
@@ -72,8 +72,8 @@ def test_runs_that_were_measured_differently_are_refused_with_the_difference(
     write_run(tmp_path / "ours-s1", evaluations=[evaluation_row("cd4", 3, final)], overrides=overrides)
     with pytest.raises(ConfigError) as caught:
         gather([tmp_path / "plain-s1", tmp_path / "ours-s1"])
-    assert f"plain-s1 was measured with {wanted}" in str(caught.value)
-    assert "cannot be compared" in str(caught.value)
+    assert f"plain-s1 was evaluated with {wanted}" in str(caught.value)
+    assert "are not comparable" in str(caught.value)
 
 
 # -- table 1 and differences

@@ -69,7 +69,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> No
     with pytest.raises(ConfigError) as caught:
         against(make_methods(tmp_path, "grpo", "bapo-mini"), ["bapo-min"])
     assert str(caught.value) == (
-        "--against bapo-min: no such method in these runs (did you mean 'bapo-mini'?); there are grpo, bapo-mini"
+        "--against bapo-min: unknown method (did you mean 'bapo-mini'?); these runs have grpo, bapo-mini"
     )
 
 
@@ -108,9 +108,9 @@ def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> No
     for seed in (1, 2):
         make_run(tmp_path / f"ours-s{seed}", {0: NOTHING, 4: NOTHING}, seed=seed)
     ours, plain = methods_of(tmp_path)
-    assert at_equal_responses(ours, plain, "cd4") == "plain-s2 was last measured after 8 responses, before 16"
+    assert at_equal_responses(ours, plain, "cd4") == "plain-s2 was last evaluated after 8 responses, before 16"
     rows = table_equal_responses(gather([run.directory.path for m in (plain, ours) for run in m.runs])).rows
-    assert rows[0][3:] == ("plain-s2 was last measured after 8 responses, before 16", "-", "-", "-")
+    assert rows[0][3:] == ("plain-s2 was last evaluated after 8 responses, before 16", "-", "-", "-")
 
 
 def test_between_two_measurements_each_prompt_lies_on_its_own_straight_line(tmp_path: Path) -> None:

@@ -102,13 +102,13 @@ def test_tables_of_files_are_merged_and_the_word_null_means_null(write: Write) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[learner]\nlrr = 1", "learner.lrr: there is no such key (did you mean 'learner.lr'?)"),
-        ("[lerner]\nlr = 1", "lerner: there is no such key (did you mean 'learner'?)"),
-        ("minibatch_size = 1", "minibatch_size: there is no such key (did you mean 'learner.minibatch_size'?)"),
-        ("[algorithm]\nlearning = 1", "algorithm.learning: there is no such key"),
-        ("learner = 3", "learner is a section; write learner.KEY"),
-        ("[algorithm]\nbatch_size = true", "algorithm.batch_size = true: write a whole number"),
-        ("[loss]\ndual_clip = false", "loss.dual_clip = false: write a number or null"),
+        ("[learner]\nlrr = 1", "learner.lrr: unknown key (did you mean 'learner.lr'?)"),
+        ("[lerner]\nlr = 1", "lerner: unknown key (did you mean 'learner'?)"),
+        ("minibatch_size = 1", "minibatch_size: unknown key (did you mean 'learner.minibatch_size'?)"),
+        ("[algorithm]\nlearning = 1", "algorithm.learning: unknown key"),
+        ("learner = 3", "learner is a section; use learner.KEY"),
+        ("[algorithm]\nbatch_size = true", "algorithm.batch_size = true: must be an integer"),
+        ("[loss]\ndual_clip = false", "loss.dual_clip = false: must be a number or null"),
         (
             '[learner]\nlr = "fast"',
             'learner.lr = "fast": input should be a valid number, unable to parse string as a number',
@@ -120,7 +120,7 @@ def test_tables_of_files_are_merged_and_the_word_null_means_null(write: Write) -
             "loss.ratio_mode = \"x\": input should be 'direct', 'official', 'decoupled' or 'interpolated'",
         ),
         ("[learner]\nbetas = [0.9]", "learner.betas = [0.9]: too few values"),
-        ('[run]\nname = "a b"', 'run.name = "a b": write letters, digits'),
+        ('[run]\nname = "a b"', 'run.name = "a b": must be at most 64 letters, digits'),
     ],
 )
 def test_a_mistake_is_one_line_with_the_file_the_key_and_the_way_out(write: Write, text: str, message: str) -> None:
@@ -163,7 +163,7 @@ def test_the_papers_letters_and_the_names_of_earlier_runs_are_accepted(
 
 def test_a_letter_beside_its_name_is_refused(write: Write) -> None:
     (line,) = problems([write("[cadence]\nv = 2\nweight_sync_interval = 2\n")], [])
-    assert line.endswith("cadence.v is cadence.weight_sync_interval: write one of the two")
+    assert line.endswith("cadence.v is cadence.weight_sync_interval: remove one of them")
 
 
 @pytest.mark.parametrize(
@@ -179,24 +179,22 @@ def test_a_letter_beside_its_name_is_refused(write: Write) -> None:
 )
 def test_a_key_of_trl_or_verl_leads_to_ours(write: Write, text: str, ours: str) -> None:
     (line,) = problems([write(text)], [])
-    assert line.endswith(f"{text.split(' ')[0]}: there is no such key; here it is {ours}")
+    assert line.endswith(f"{text.split(' ')[0]}: unknown key; use {ours}")
 
 
 def test_each_key_of_a_table_of_verl_leads_to_ours(write: Write) -> None:
     lines = problems([write("[actor_rollout_ref.actor]\noptim.lr = 1e-5\nclip_ratio = 0.2\n")], [])
-    assert [line.rpartition("here it is ")[2] for line in lines] == ["learner.lr", "loss.clip_low"]
+    assert [line.rpartition("; use ")[2] for line in lines] == ["learner.lr", "loss.clip_low"]
 
 
 def test_an_override_in_the_style_of_hydra_is_shown_in_ours() -> None:
-    assert problems(["learner.lr=1e-5"], []) == ["learner.lr=1e-5: an override is written --learner.lr 1e-5"]
-    assert problems(["trainer.save_freq=20"], [])[0].endswith("is written --checkpoint.every 20")
+    assert problems(["learner.lr=1e-5"], []) == ["learner.lr=1e-5: overrides have the form --learner.lr 1e-5"]
+    assert problems(["trainer.save_freq=20"], [])[0].endswith("have the form --checkpoint.every 20")
 
 
 def test_the_file_of_a_study_is_not_that_of_a_run(write: Write) -> None:
     path = write("[study]\nname = 'a'\n[methods.grpo]\npreset = 'grpo'\n")
-    assert problems([path], []) == [
-        f"{path}: this is the file of a study, not of a run; start it with: bapo study {path}"
-    ]
+    assert problems([path], []) == [f"{path}: this is a study, not a run; start it with: bapo study {path}"]
 
 
 def test_every_name_in_the_table_is_a_key_of_ours() -> None:
@@ -206,13 +204,13 @@ def test_every_name_in_the_table_is_a_key_of_ours() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["learner.lr", "1"], "'learner.lr' is not an override; write --section.key value"),
+        (["learner.lr", "1"], "'learner.lr' is not an override; use --section.key value"),
         (["--learner.lr"], "--learner.lr needs a value"),
         (["--learner.lr", "--run.name", "x"], "--learner.lr needs a value"),
         (["--"], "'--' is not an override"),
-        (["--lr", "1"], "--lr: lr: there is no such key (did you mean 'learner.lr'?)"),
-        (["--preset", "bap"], "preset = 'bap': there is no such preset (did you mean 'bapo'?)"),
-        (["--preset", "bapp"], "preset = 'bapp': there is no such preset (did you mean 'bapo'?)"),
+        (["--lr", "1"], "--lr: lr: unknown key (did you mean 'learner.lr'?)"),
+        (["--preset", "bap"], "preset = 'bap': unknown preset (did you mean 'bapo'?)"),
+        (["--preset", "bapp"], "preset = 'bapp': unknown preset (did you mean 'bapo'?)"),
     ],
 )
 def test_an_override_of_another_form_is_refused(tokens: list[str], message: str) -> None:
@@ -234,29 +232,29 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
     [
         (
             "--cadence.weight_sync_interval=5 --cadence.reevaluation_interval=7",
-            "= 7 must be a multiple of .* = 5, .* write reevaluation_interval = 10",
+            "= 7 must be a multiple of .* = 5, .* set reevaluation_interval = 10",
         ),
-        ("--learner.minibatch_size=300", "minibatch_size = 300 is more than .*write at most 256"),
-        ("--learner.num_ranks=65", "num_ranks = 65 is more than .*write fewer ranks"),
-        ("--rollout.max_response_tokens=5000", "microbatch_tokens = 4096 cannot hold .*write at least 5064"),
-        ("--rollout.top_p=0.9", "top_p = 0.9: .*write top_p = 1.0"),
-        ("--rollout.num_workers=9", "num_workers = 9 is more than max_workers = 8; write max_workers = 9"),
+        ("--learner.minibatch_size=300", "minibatch_size = 300 is more than .*use at most 256"),
+        ("--learner.num_ranks=65", "num_ranks = 65 is more than .*use fewer ranks"),
+        ("--rollout.max_response_tokens=5000", "microbatch_tokens = 4096 is less than .*use at least 5064"),
+        ("--rollout.top_p=0.9", "top_p = 0.9: .*set top_p = 1.0"),
+        ("--rollout.num_workers=9", "num_workers = 9 is more than max_workers = 8; set max_workers = 9"),
         ("--rollout.port=8700", "buffer.port and rollout.port are both 8700"),
-        ("--buffer.url=http://h --buffer.redis_url=redis://h", "redis_url = redis://h would never be used"),
-        ("--algorithm.name=gpro", "no such composer .did you mean 'grpo'.*write one of .*bapo, .*grpo"),
-        ("--algorithm.c1=0.9", "c1 = 0.9 leaves no level .*write c1 below 0.875, or use_x2 = false"),
-        ("--algorithm.c2_range=[0.5,0.2]", r"c2_range = \[0.5, 0.2\]: write low <= high"),
-        ("--algorithm.c1=0.875", "write c1 below 0.875"),
-        ("--algorithm.c2_range=[0.5,0.9]", "c2_range .* lies above c3_range"),
-        ("--algorithm.c2_range=[0.3,0.5]", "c2_range .* lies above c3_range"),
+        ("--buffer.url=http://h --buffer.redis_url=redis://h", "redis_url = redis://h would have no effect"),
+        ("--algorithm.name=gpro", "unknown composer .did you mean 'grpo'.*use one of .*bapo, .*grpo"),
+        ("--algorithm.c1=0.9", "c1 = 0.9 leaves no level .*set c1 below 0.875, or use_x2 = false"),
+        ("--algorithm.c2_range=[0.5,0.2]", r"c2_range = \[0.5, 0.2\]: must be low <= high"),
+        ("--algorithm.c1=0.875", "set c1 below 0.875"),
+        ("--algorithm.c2_range=[0.5,0.9]", "c2_range .* is above c3_range"),
+        ("--algorithm.c2_range=[0.3,0.5]", "c2_range .* is above c3_range"),
         ("--algorithm.x3_exactly_half=true --algorithm.group_size=7", "x3_exactly_half = true, but .*group_size = 8"),
         (
             "--algorithm.replay.first_step=3 --algorithm.replay.last_step=2",
-            "last_step = 2 is before replay.first_step = 3, .* write last_step = 3 or later",
+            "last_step = 2 is before replay.first_step = 3, .* set last_step = 3 or later",
         ),
         (
             "--algorithm.threshold_schedule=fixed --algorithm.c2_range=[0,0.5] --algorithm.c3_range=[0.1,0.6]",
-            "admits only groups whose rewards are all equal",
+            "allows only zero-variance groups",
         ),
     ],
 )

@@ -27,19 +27,19 @@ from bapo.config.tree import Config
         ({"name": "gspo", "clip_high": None}, "write numbers for clip_low and clip_high"),
         ({"importance_mode": "mask", "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
         ({"importance_veto": 0.1, "importance_level": "none"}, "importance_level = token"),
-        ({"importance_level": "sequence", "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
-        ({"advantage": "gae", "advantage_batch_norm": True}, "write advantage_batch_norm = false"),
+        ({"importance_level": "sequence", "ratio_mode": "direct"}, "set ratio_mode = decoupled"),
+        ({"advantage": "gae", "advantage_batch_norm": True}, "set advantage_batch_norm = false"),
         ({"advantage": "gae", "advantage_pool": "split"}, "or advantage = group"),
-        ({"importance_denominator": "kept"}, "write importance_mode = mask"),
-        ({"importance_floor": 0.5}, "write that, or a null floor"),
-        ({"importance_mode": "mask", "importance_cap": None}, "write importance_cap, importance_floor or both"),
+        ({"importance_denominator": "kept"}, "set importance_mode = mask"),
+        ({"importance_floor": 0.5}, "set that, or importance_floor = null"),
+        ({"importance_mode": "mask", "importance_cap": None}, "set importance_cap, importance_floor or both"),
         ({"importance_mode": "mask", "importance_cap": 2.0, "importance_floor": 2.0}, "lower it"),
-        ({"kl_estimator": "is_rev", "kl_ref": "reference"}, "write kl_estimator = k3"),
-        ({"kl_ref": "convex", "ratio_mode": "official"}, "write ratio_mode = decoupled"),
-        ({"kl_restart_step": 5}, "write kl_ref = convex or reference"),
+        ({"kl_estimator": "is_rev", "kl_ref": "reference"}, "set kl_estimator = k3"),
+        ({"kl_ref": "convex", "ratio_mode": "official"}, "set ratio_mode = decoupled"),
+        ({"kl_restart_step": 5}, "set kl_ref = convex or reference"),
         ({"kl_restart_step": 5, "kl_ref": "reference", "kl_coef": 0.0}, "kl_coef above 0"),
-        ({"name": "luffy", "importance_level": "none"}, "write kl_coef = 0"),
-        ({"balanced_low": [0.9, 0.6, 0.1]}, "write \\[from, to, step\\]"),
+        ({"name": "luffy", "importance_level": "none"}, "set kl_coef = 0"),
+        ({"balanced_low": [0.9, 0.6, 0.1]}, "must be \\[from, to, step\\]"),
         ({"balanced_high": [1.2, 3.0, 0.0]}, "step > 0"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_loss_that_cannot_be_is_refused_with_what_to_write(fields: dict[str, o
 
 
 def test_a_cache_longer_than_a_response_is_refused() -> None:
-    with pytest.raises(ValidationError, match="write at most that"):
+    with pytest.raises(ValidationError, match="use at most that"):
         Config.model_validate({"shaping": {"overlong_cache": 65}, "rollout": {"max_response_tokens": 64}})
 
 

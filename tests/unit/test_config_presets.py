@@ -177,7 +177,7 @@ def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "a.toml").write_text('preset = "b"')
     (tmp_path / "b.toml").write_text('preset = "a"')
     monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
-    with pytest.raises(ConfigError, match="circle: a -> b -> a"):
+    with pytest.raises(ConfigError, match="cycle: a -> b -> a"):
         preset_layers("a")
 
 

@@ -81,8 +81,8 @@ def test_held_out_prompts_are_taken_out_of_the_training_split(tmp_path: Path, ca
         assert [prompt.text for prompt in task.prompts("train")] == ["a", "c"]
     assert [prompt.text for prompt in task.prompts("test")] == ["b"]
     assert task.held_out_splits == ("test",)
-    assert "1 rows that repeat" in caplog.text
-    assert "1 prompts that are held out" in caplog.text
+    assert "1 duplicate rows" in caplog.text
+    assert "1 held-out prompts" in caplog.text
 
 
 GOOD = '{"prompt": "1+1?", "answer": "2"}\n'
@@ -98,12 +98,12 @@ GOOD = '{"prompt": "1+1?", "answer": "2"}\n'
         (GOOD + '{"prompt": "  ", "answer": "2"}\n', r"train.jsonl row 2: column 'prompt' must be text"),
         (GOOD + '{"prompt": 7, "answer": "2"}\n', r"train.jsonl row 2: column 'prompt' must be text"),
         (GOOD + '{"prompt": [{"role": "user"}], "answer": "2"}\n', r"train.jsonl row 2: .*needs role and content"),
-        (GOOD + '{"prompt": "x", "answer": NaN}\n', r"train.jsonl row 2: the answer is not made of JSON"),
+        (GOOD + '{"prompt": "x", "answer": NaN}\n', r"train.jsonl row 2: the answer must consist of JSON"),
         (GOOD + f'{{"prompt": "x", "answer": {2**64}}}\n', r"train.jsonl row 2: .*cannot be packed: Integer value out"),
         (GOOD + '{"prompt": "x\\ud800", "answer": 1}\n', r"train.jsonl row 2: .*cannot be packed: .*surrogates"),
         (GOOD + '{"prompt": "x", "answer": "\\ud800"}\n', r"train.jsonl row 2: .*cannot be packed: .*surrogates"),
         (GOOD + f'{{"prompt": "x", "answer": {"[" * 32}{"]" * 32}}}\n', r"train.jsonl row 2: .*deeper than 32 levels"),
-        (GOOD + f'{{"prompt": "x", "answer": "{"y" * 950_000}"}}\n', r"train.jsonl row 2: .*at most 917504 travel"),
+        (GOOD + f'{{"prompt": "x", "answer": "{"y" * 950_000}"}}\n', r"train.jsonl row 2: .*the limit is 917504"),
         ('{"prompt": "x", "label": "2"}\n', r"train.jsonl row 1: no answer in any of answer, reward_model"),
         ("[" * 100_000, r"train.jsonl row 1: not JSON"),
         ("", "train.jsonl has no rows"),
@@ -133,11 +133,11 @@ def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_read_in_little_memor
 def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bapo.tasks.dataset.MOST_LINE_BYTES", 100)
+    monkeypatch.setattr("bapo.tasks.dataset.MAX_LINE_BYTES", 100)
     path = tmp_path / "array.jsonl"
     path.write_text(GOOD + "[" + '{"prompt": "x", "answer": "y"},' * 100 + "]")
     with pytest.raises(
-        ConfigError, match=r"array\.jsonl row 2: it has more than 100 bytes; each row is a line of its own"
+        ConfigError, match=r"array\.jsonl row 2: it has more than 100 bytes; each row must be on its own line"
     ):
         make_task(path=str(path)).prompts("train")
 
@@ -162,10 +162,10 @@ def test_a_broken_parquet_file_and_a_malformed_row_in_a_good_one_are_named(tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "nowhere.jsonl"}, "nowhere.jsonl does not exist"),
+        ({"path": "nowhere.jsonl"}, "nowhere.jsonl not found"),
         ({"path": "data/train.csv"}, "neither a .parquet or .jsonl file nor a Hub id"),
         ({"path": "owner/name:test"}, "pip install datasets"),
-        ({"path": "a.jsonl", "held_out": {"train": "b.jsonl"}}, "name of the training split"),
+        ({"path": "a.jsonl", "held_out": {"train": "b.jsonl"}}, "reserved for the training split"),
         ({"path": "a.jsonl", "extra_columns": ["answer"]}, "extra_columns"),
     ],
 )
@@ -181,5 +181,5 @@ def test_a_file_that_this_user_may_not_read_is_named(tmp_path: Path, monkeypatch
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ConfigError, match=r"dataset file .*a\.jsonl cannot be read: Permission denied"):
+    with pytest.raises(ConfigError, match=r"cannot read dataset file .*a\.jsonl: Permission denied"):
         make_task(path=path).prompts("train")

@@ -203,5 +203,5 @@ def test_a_split_of_which_every_group_failed_ends_the_evaluator(tmp_path: Path) 
 def test_a_measurement_that_does_not_move_has_a_deadline_with_its_numbers(tmp_path: Path) -> None:
     buffer = FakeBuffer([Progress(step=41, policy_version=41)], settles=False)
     evaluator, _ = make_evaluator(tmp_path, buffer)
-    with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, and nothing moved for 600 s"):
+    with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, no progress for 600 s"):
         evaluator.run()

@@ -80,25 +80,25 @@ def test_the_learners_ranks_come_first_and_the_workers_get_the_rest(
 @pytest.mark.parametrize(
     ("visible", "ranks", "workers", "lists", "words"),
     [
-        (("0",), 1, 1, ({}, {}), "1 GPU is visible .* and the learner takes GPU 0; there is room for none, or let them "
-         "share: rollout.engine_options = { gpu_memory_utilization = 0.4"),
-        (FOUR, 1, 8, ({}, {}), "num_workers = 8 with 1 GPU each are too many: 4 GPUs are visible .*write "
+        (("0",), 1, 1, ({}, {}), "1 GPU is visible .* and the learner uses GPU 0; there is no room for any, or let "
+         "them share GPUs: rollout.engine_options = { gpu_memory_utilization = 0.4"),
+        (FOUR, 1, 8, ({}, {}), "num_workers = 8 with 1 GPU each are too many: 4 GPUs are visible .*use "
          "--rollout.num_workers 3"),
-        (FOUR, 1, 3, ({}, {"worker_resources": {"GPU": 2}}), "write --rollout.num_workers 1"),
-        (FOUR, 1, 4, ({}, {"worker_resources": {"GPU": 0.6}}), "write --rollout.num_workers 3"),
-        (FOUR, 5, 1, ({}, {}), "learner.num_ranks = 5 takes a GPU for each rank, 4 GPUs are visible"),
-        (("0", "1"), 3, 1, ({}, {"engine_options": SHARES}), "learner.num_ranks = 3 takes a GPU for each rank"),
-        (FOUR, 3, 1, ({}, {"gpus": [0, 1]}), "rollout.gpus leaves 2 of them"),
-        (FOUR, 1, 1, ({"gpus": [1]}, {"gpus": [0, 1]}), "learner.gpus and rollout.gpus both name GPU 1: "),
-        (FOUR, 1, 3, ({}, {"gpus": [1, 2]}), "rollout.gpus names 2 GPUs; write --rollout.num_workers 2"),
-        (FOUR, 2, 1, ({"gpus": [1]}, {}), "learner.gpus names 1 GPUs for learner.num_ranks = 2"),
-        (FOUR, 1, 1, ({"gpus": [4]}, {}), "learner.gpus names GPU 4, and 4 GPUs are visible"),
-        (FOUR, 1, 1, ({}, {"gpus": [7]}), "rollout.gpus names GPU 7"),
-        (FOUR, 1, 1, ({"device": "cpu", "gpus": [0]}, {}), "learner.gpus is set, and the learner computes on the CPU"),
-        (FOUR, 1, 1, ({}, {"gpus": [0], "engine": "scripted"}), "rollout.gpus is set, and workers take no GPU"),
-        (FOUR, 1, 1, ({}, {"worker_resources": {"CPU": 1}}), "has no GPU, and vLLM is its build for GPUs"),
-        ((), 1, 1, ({}, {}), "no worker would start: they take GPUs, and no GPU is visible"),
-        ((), 1, 1, ({"device": "cuda"}, {"engine": "scripted"}), "num_ranks = 1 takes a GPU for each rank, no GPU is"),
+        (FOUR, 1, 3, ({}, {"worker_resources": {"GPU": 2}}), "use --rollout.num_workers 1"),
+        (FOUR, 1, 4, ({}, {"worker_resources": {"GPU": 0.6}}), "use --rollout.num_workers 3"),
+        (FOUR, 5, 1, ({}, {}), "learner.num_ranks = 5 needs one GPU per rank, 4 GPUs are visible"),
+        (("0", "1"), 3, 1, ({}, {"engine_options": SHARES}), "learner.num_ranks = 3 needs one GPU per rank"),
+        (FOUR, 3, 1, ({}, {"gpus": [0, 1]}), "rollout.gpus leaves 2"),
+        (FOUR, 1, 1, ({"gpus": [1]}, {"gpus": [0, 1]}), "learner.gpus and rollout.gpus both include GPU 1: "),
+        (FOUR, 1, 3, ({}, {"gpus": [1, 2]}), "rollout.gpus has 2 GPUs; use --rollout.num_workers 2"),
+        (FOUR, 2, 1, ({"gpus": [1]}, {}), "learner.gpus has 1 GPUs for learner.num_ranks = 2"),
+        (FOUR, 1, 1, ({"gpus": [4]}, {}), "learner.gpus includes GPU 4, but 4 GPUs are visible"),
+        (FOUR, 1, 1, ({}, {"gpus": [7]}), "rollout.gpus includes GPU 7"),
+        (FOUR, 1, 1, ({"device": "cpu", "gpus": [0]}, {}), "learner.gpus is set, but the learner runs on the CPU"),
+        (FOUR, 1, 1, ({}, {"gpus": [0], "engine": "scripted"}), "rollout.gpus is set, but workers use no GPU"),
+        (FOUR, 1, 1, ({}, {"worker_resources": {"CPU": 1}}), "has no GPU, but the CUDA build of vLLM"),
+        ((), 1, 1, ({}, {}), "no worker can start: workers need GPUs, but no GPU is visible"),
+        ((), 1, 1, ({"device": "cuda"}, {"engine": "scripted"}), "num_ranks = 1 needs one GPU per rank, no GPU is"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_what_to_write(

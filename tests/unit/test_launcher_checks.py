@@ -24,8 +24,8 @@ def test_a_sound_configuration_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/nowhere/model", "fail", "there is no folder"),
-        ("models/no-such-model", "fail", "there is no folder"),  # `models` is here, so this is no Hub id
+        ("/nowhere/model", "fail", "not found"),
+        ("models/no-such-model", "fail", "not found"),  # `models` is here, so this is no Hub id
     ],
 )
 def test_a_wrong_model_path_is_told_from_a_hub_id(tmp_path: Path, path: str, status: str, words: str) -> None:
@@ -58,7 +58,7 @@ def test_fewer_prompts_than_a_batch_are_refused(tmp_path: Path) -> None:
 def test_another_scheme_is_no_redis_url(tmp_path: Path, scheme: str) -> None:
     config = make_config(tmp_path, buffer={"port": 0, "redis_url": f"{scheme}://127.0.0.1:26379/mymaster"})
     with pytest.raises(
-        ConfigError, match=re.escape(f"{scheme!r}, which is not redis, rediss or unix; name one primary itself")
+        ConfigError, match=re.escape(f"{scheme!r}, which is not redis, rediss or unix; use a single primary")
     ):
         preflight(config)
 

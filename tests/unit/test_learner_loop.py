@@ -221,9 +221,7 @@ def test_a_signal_while_waiting_for_a_batch_ends_the_wait_at_once(model_path: Pa
 
 def test_a_wait_that_is_too_long_ends_the_run_with_the_reason_of_the_buffer(model_path: Path, tmp_path: Path) -> None:
     def never(step: int) -> None:
-        raise DeadlineError(
-            "batch 1 did not come, and nothing moved for 600 s: 96/256 groups, worker-2 silent for 38 s"
-        )
+        raise DeadlineError("batch 1 is not ready, no progress for 600 s: 96/256 groups, worker-2 silent for 38 s")
 
     learner = make_test_learner(learner_config(model_path), tmp_path, buffer=stopping_buffer(never), fleet=FakeFleet())
     with pytest.raises(DeadlineError, match="96/256 groups"):

@@ -40,7 +40,7 @@ def test_a_refused_allocation_names_the_settings_with_their_values(error: Runtim
     assert isinstance(found, UnavailableError)
     for words in (
         "rank 1 of the learner on cuda: ",
-        ". In a run of another name: ",
+        ". Start a new run with: ",
         "learner.gradient_checkpointing = true (now auto)",
         "learner.microbatch_tokens (now 4096)",
         "learner.logprob_chunk_tokens (now 512)",

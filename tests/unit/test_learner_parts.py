@@ -37,7 +37,7 @@ class Interrupted(io.StringIO):
 
 
 def test_a_signal_in_the_middle_of_a_line_of_the_log_ends_the_wait(stop: StopFlag) -> None:
-    log, line = logging.StreamHandler(Interrupted()), "step 3 waits for its batch: 3/4 groups, 1 leased"
+    log, line = logging.StreamHandler(Interrupted()), "step 3 waiting for its batch: 3/4 groups, 1 leased"
     with pytest.raises(Stopped, match="SIGINT while waiting"), stop.waiting():
         log.handle(logging.makeLogRecord({"msg": line}))
 
@@ -62,7 +62,9 @@ def test_a_rank_takes_the_gpu_of_its_place_on_this_machine(environment: dict[str
 
 @pytest.mark.usefixtures("two_gpus")
 def test_a_rank_beyond_the_last_gpu_is_refused_and_never_put_on_another_ranks() -> None:
-    words = r"LOCAL_RANK \(or RANK\) is 2, and torch sees 2 \(CUDA_VISIBLE_DEVICES: 0,1\).*fewer learner.num_ranks"
+    words = (
+        r"LOCAL_RANK \(or RANK\) is 2, but torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES: 0,1\).*Reduce learner.num_ranks"
+    )
     with pytest.raises(ConfigError, match=words):
         pick_device("cuda", {"LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "0,1"})
 

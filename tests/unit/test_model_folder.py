@@ -59,7 +59,7 @@ def test_a_cache_that_lacks_one_of_two_files_of_weights_is_completed(cache: Path
 
 def test_without_a_network_and_a_cache_the_command_is_named(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"owner/name could not be fetched: the Hub cannot be reached; .*hf download owner/name"
+        ConfigError, match=r"cannot download owner/name: the Hub cannot be reached; .*hf download owner/name"
     ):
         preflight(config_of_hub_model(tmp_path), download=Hub(cache).download)
 

@@ -91,5 +91,5 @@ def test_a_file_that_is_missing_broken_or_incomplete_is_refused_with_its_name(tm
     with pytest.raises(ConfigError, match="finite numbers"):
         read_embeddings(path, ["a"])
     run = RunDirectory.create(tmp_path / "run")
-    with pytest.raises(ConfigError, match="there is no such file; null makes one of the base model"):
+    with pytest.raises(ConfigError, match="file not found; null computes them with the base model"):
         make_embeddings(dots_config(tmp_path, embeddings=str(tmp_path / "none.npz")), run)

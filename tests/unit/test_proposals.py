@@ -277,7 +277,7 @@ def test_another_selector_over_the_same_buffer_is_refused() -> None:
     for _ in range(40):
         buffer.train()
         scheduler.poll(buffer.current.step)
-    with pytest.raises(ConfigError, match=r"chosen its prompts by selector 'mopps', and algorithm.selector is 'kimi'"):
+    with pytest.raises(ConfigError, match=r"uses selector 'mopps', but algorithm.selector is 'kimi'"):
         proposals_of(make_config("kimi"), buffer).ranking(41)
 
 
@@ -303,9 +303,7 @@ def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> N
     buffer.train()
     buffer.kept.clear()
     buffer.success_counts = lambda after, limit=64: []  # type: ignore[method-assign]
-    with pytest.raises(
-        ContractError, match=r"holds batch 1, but not what its groups gave.*began with another selector"
-    ):
+    with pytest.raises(ContractError, match=r"has batch 1 but not its success counts.*started with another selector"):
         proposals_of(buffer.config, buffer).ranking(4)
 
 
@@ -313,5 +311,5 @@ def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
     buffer = Trained(make_config())
     start(buffer.config, buffer).poll(0)
     buffer.train()
-    with pytest.raises(ConfigError, match="which the training split does not have: the data of this run has changed"):
+    with pytest.raises(ConfigError, match="which is not in the training split: the data of this run has changed"):
         proposals_of(buffer.config, buffer, [make_prompt(prompt_id=f"new{i}") for i in range(9)]).ranking(4)

@@ -44,7 +44,7 @@ class FullFirst:
             return None
         self.pushes += 1
         if self.pushes % 2:
-            raise FullError("the buffer is full: 3 fresh groups wait")
+            raise FullError("the buffer is full: 3 fresh groups queued")
         return SimpleNamespace(json=lambda: json.loads('{"groups": {"g": "stored"}, "room": true}'))
 
 
@@ -101,5 +101,5 @@ def test_a_buffer_that_stays_full_is_said_once_in_a_while(
         results = [push_all(peer, [pack_group(make_group())], full_s=2.0) for _ in range(3)]
     assert results == [{"g": "stored"}] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "a push waits: the buffer is full: 3 fresh groups wait"
+        "push is waiting: the buffer is full: 3 fresh groups queued"
     ] * lines

@@ -63,7 +63,7 @@ def test_the_password_comes_from_a_file_unless_the_url_has_one(
 
 def test_a_missing_password_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_FILE, "/nowhere/password")
-    with pytest.raises(ConfigError, match="BAPO_REDIS_PASSWORD_FILE: /nowhere/password cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="BAPO_REDIS_PASSWORD_FILE: cannot read /nowhere/password: No such file"):
         with_password("redis://redis")
 
 

@@ -65,8 +65,8 @@ def test_the_third_step_again_gives_its_weights_and_its_row_bit_by_bit(
     assert (found.weights_differ_by, found.exact) == (0.0, True)
     assert files_of(tmp_path) == before  # a replay changes nothing in the run
     text = as_text(found, config)
-    assert "weights after it are, bit by bit, those of the checkpoint of step 3" in text
-    assert "values are exactly those of metrics.jsonl" in text
+    assert "weights after it are bitwise equal to the checkpoint of step 3" in text
+    assert "values are equal to metrics.jsonl" in text
 
 
 def test_what_comes_out_otherwise_is_named(model_path: Path, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_comes_out_otherwise_is_named(model_path: Path, tmp_path: Path) -> 
     assert found.weights_differ_by is not None
     assert found.weights_differ_by > 0
     assert not json.loads(as_json(found))["exact"]
-    assert "others: loss" in as_text(found, config)
+    assert "different: loss" in as_text(found, config)
 
 
 def test_a_run_keeps_the_batches_behind_its_oldest_checkpoint_and_no_others(model_path: Path, tmp_path: Path) -> None:
@@ -105,5 +105,5 @@ def test_a_step_that_diverged_diverges_again_at_the_same_place(model_path: Path,
     flags = Flags(config=wild, run=run, extra=argparse.Namespace())
     with pytest.raises(DivergenceError) as refused:
         replay(flags, plan_replay_of(run, run.diverged_path(4)))
-    assert "in the replay from step 3 on: step 4, mini-batch 2 of 2" in str(refused.value)
+    assert "in the replay from step 3: step 4, mini-batch 2 of 2" in str(refused.value)
     assert str(run.diverged_path(4)) in str(refused.value)

@@ -59,12 +59,12 @@ def test_trl_may_return_an_array(tmp_path: Path) -> None:
 def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
     reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")
     failed = grade(with_reward(make_countdown(num_train=1), reward), make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
-    assert "for 2 completions; one reward for each is needed" in failed["failed"]
+    assert "for 2 completions; expected one reward for each" in failed["failed"]
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     reward = _load(tmp_path, "trl:", "def f(completions, nums, **kw):\n    return [1.0]\n")
-    with pytest.raises(TypeError, match=r"needs 'nums'.*there are answer\. Name more in task.options.extra_columns"):
+    with pytest.raises(TypeError, match=r"requires 'nums'.*columns are answer\. Add columns to task"):
         reward(make_prompt("t", "x", {"answer": "2"}), "2")
 
 

@@ -34,7 +34,9 @@ def test_prompts_that_nfc_alone_changes_survive(qwen_like: Callable[[str], str])
 def test_a_few_prompts_that_change_are_told_with_their_share(qwen_like: Callable[[str], str]) -> None:
     found = round_trips(["12", "3x", "4", "5"], qwen_like)
     assert not found.is_wrong
-    assert found.complaint.startswith("the tokenizer of the model turns the prompt '3x' into '3<unk>' (1 of 4 prompts")
+    assert found.complaint.startswith(
+        "the tokenizer of the model changes the prompt '3x' to '3<unk>' (1 of 4 tested prompts"
+    )
     assert "25%" in found.complaint
     assert "trained with" not in found.complaint
 

@@ -127,7 +127,7 @@ def test_a_curriculum_admits_the_easiest_levels_first_and_each_of_them_whole() -
 
 
 def test_a_curriculum_over_a_task_without_levels_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"selector.curriculum_steps = 5, but the task has no levels; write 0"):
+    with pytest.raises(ConfigError, match=r"selector.curriculum_steps = 5, but the task has no levels; set it to 0"):
         Kimi(SelectorConfig(curriculum_steps=5), pool_of(5), seed=3)
 
 

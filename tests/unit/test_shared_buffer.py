@@ -67,7 +67,7 @@ def test_a_wait_that_fails_ends_the_others() -> None:
     leader, follower, _ = ranks(fail)
     with pytest.raises(RuntimeError, match="away"):
         leader.batch_frame(1, timeout_s=9.0)
-    with pytest.raises(Stopped, match="rank 0 ended while it waited for batch 1"):
+    with pytest.raises(Stopped, match="rank 0 stopped while it waited for batch 1"):
         follower.batch_frame(1, timeout_s=9.0)
 
 
@@ -76,7 +76,7 @@ def test_a_rank_that_follows_ends_where_it_was_asked_to_only_at_a_word_of_rank_0
     flag._on_signal(15, None)
     leader, follower, queue = ranks(lambda: b"the batch", (StopFlag(), flag))
     leader.batch_frame(1, timeout_s=9.0)
-    with pytest.raises(Stopped, match="this rank or another was asked to end"):
+    with pytest.raises(Stopped, match="this rank or another was asked to stop"):
         follower.batch_frame(1, timeout_s=9.0)
     assert queue.qsize() == 3, "at the first of three words"
 

@@ -63,7 +63,7 @@ def test_prompts_that_are_all_alike_still_have_a_width() -> None:
 
 
 def test_no_prompts_have_no_accuracy() -> None:
-    with pytest.raises(ValueError, match="no prompts"):
+    with pytest.raises(ValueError, match="without prompts"):
         estimate([])
 
 
@@ -108,5 +108,5 @@ def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
     assert found.mean == pytest.approx(2 / 3)
     # They are 8/9 apart: sample variance 32/81, over 2 prompts, t with one degree of freedom.
     assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(16 / 81), rel=1e-5)
-    with pytest.raises(ValueError, match="no prompt has a weight"):
+    with pytest.raises(ValueError, match="all prompt weights are 0"):
         weighted([[0.0, 0.0]], [0.0, 0.0])

@@ -59,7 +59,7 @@ def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> 
 
 def test_only_plans_the_named_methods_and_hints_at_a_misspelt_one(tmp_path: Path) -> None:
     assert [run.name for run in plan(tmp_path, only=("ours",)).runs] == ["ours-s1", "ours-s2"]
-    with pytest.raises(ConfigError, match=r"--only our: there is no such method \(did you mean 'ours'\?\)"):
+    with pytest.raises(ConfigError, match=r"--only our: unknown method \(did you mean 'ours'\?\)"):
         plan(tmp_path, only=("our",))
 
 
@@ -72,7 +72,7 @@ def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         read_study(path)
     assert str(caught.value) == (
-        f"{path} line 8 [methods.first]: preset = 'bapoo': there is no such preset (did you mean 'bapo'?); "
+        f"{path} line 8 [methods.first]: preset = 'bapoo': unknown preset (did you mean 'bapo'?); "
         "start with grpo, dapo, bapo-v1 or bapo; `bapo config presets` lists all"
     )
     assert [run.name for run in read_study(path, ["second"]).runs] == ["second-s1"]
@@ -88,7 +88,7 @@ def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) ->
             "other",
             'model.path = "other", but "models/countdown-tiny" in methods.plain: the base model',
         ),
-        ("evaluation", "num_samples", 9, "evaluation.num_samples = 9, but 2 in methods.plain: how it is measured"),
+        ("evaluation", "num_samples", 9, "evaluation.num_samples = 9, but 2 in methods.plain: the evaluation"),
         ("learner", "epochs", 2, "learner.epochs = 2, but 1 in methods.plain: passes over each batch"),
         ("task", "options", {"num_train": 9}, "task.options.num_train = 9, but not set in methods.plain"),
     ],
@@ -141,8 +141,8 @@ def make(study: Study, index: int, status: str | None, *, checkpoint: int | None
     ("status", "checkpoint", "state", "words"),
     [
         ("finished", 3, State.FINISHED, "plain-s1: finished, kept"),
-        ("failed", 2, State.RESUME, "plain-s1: continued from its checkpoint after step 2 (it was failed)"),
-        ("running", 2, State.RESUME, "plain-s1: continued from its checkpoint after step 2 (it was cut off)"),
+        ("failed", 2, State.RESUME, "plain-s1: resumed from its checkpoint after step 2 (it was failed)"),
+        ("running", 2, State.RESUME, "plain-s1: resumed from its checkpoint after step 2 (it was killed)"),
         ("interrupted", None, State.RESTART, "plain-s1: restarted at step 1, it had no checkpoint yet (it was inter"),
         (None, None, State.RESTART, "plain-s1: restarted at step 1, it had no checkpoint yet"),
     ],
@@ -168,5 +168,5 @@ def test_runs_made_with_other_settings_are_refused_by_name(tmp_path: Path) -> No
     values = study_values()
     values["methods"]["ours"]["settings"] = {"learner": {"lr": 0.25}}
     study = plan(tmp_path, values)
-    with pytest.raises(ConfigError, match=r"ours-s1 was made with other settings .*: learner.lr: 1e-06 -> 0.25; "):
+    with pytest.raises(ConfigError, match=r"ours-s1 has different settings .*: learner.lr: 1e-06 -> 0.25; "):
         changed(study.runs)

@@ -56,7 +56,7 @@ def test_a_window_between_the_levels_of_a_small_group_snaps_to_the_nearest(
     with caplog.at_level(logging.INFO):
         window = reuse_window(settings, view_of(bad=0, high=0), r_tot)
     assert window == (k / 4, k / 4)
-    assert f"X3 takes k={k}" in caplog.text
+    assert f"X3 uses k={k}" in caplog.text
 
 
 def test_snapping_never_takes_a_level_without_variance() -> None:

@@ -75,7 +75,7 @@ def roles(made: TokenSet, *given: str) -> list[Role | None]:
 
 
 def test_a_service_notices_a_new_token_and_a_caller_its_own(made: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_tokens, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(api_tokens, "RELOAD_S", 0.0)
     keyring, own = Keyring(path=made.accepted_path), FileToken(made.path_of(Role.LEARNER))
     before = own()
     made.rotate(Role.LEARNER)
@@ -86,7 +86,7 @@ def test_a_service_notices_a_new_token_and_a_caller_its_own(made: TokenSet, monk
 
 
 def test_a_damaged_file_leaves_the_accepted_tokens_as_they_are(made: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_tokens, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(api_tokens, "RELOAD_S", 0.0)
     keyring, own = Keyring(path=made.accepted_path), FileToken(made.path_of(Role.LEARNER))()
     made.accepted_path.write_text("nonsense\n")
     os.utime(made.accepted_path, ns=(1, 1))

@@ -146,7 +146,7 @@ def test_two_processes_never_send_a_run_to_one_tracker(run: RunDirectory, monkey
     monkeypatch.setattr("bapo.analysis.trackers.sender.load_tracker", lambda name, tracked: Service())
     first = send_run(run, "service", TrackingConfig(), {}, lambda seconds: True)
     assert next(first) == 3
-    with pytest.raises(ConfigError, match="another process sends"):
+    with pytest.raises(ConfigError, match="another process is already sending"):
         next(send_run(run, "service", TrackingConfig(), {}, lambda seconds: True))
     assert list(first) == []
 
@@ -166,10 +166,10 @@ def test_the_configuration_knows_the_trackers_that_there_are() -> None:
 
 def test_an_unknown_tracker_and_a_missing_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracked = TrackedRun(name="run", folder=tmp_path, settings=TrackingConfig(), config={})
-    with pytest.raises(ConfigError, match=r"'wanbd': there is no such tracker .did you mean 'wandb'"):
+    with pytest.raises(ConfigError, match=r"unknown tracker 'wanbd' .did you mean 'wandb'"):
         load_tracker("wanbd", tracked)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"'wandb' needs the package wandb .*: pip install wandb"):
+    with pytest.raises(ConfigError, match=r"'wandb' requires the package wandb .*: pip install wandb"):
         load_tracker("wandb", tracked)
 
 
@@ -209,7 +209,7 @@ def test_wandb_without_a_login_is_refused_before_the_run_starts(
 
 def test_one_name_from_the_command_line_is_a_list_and_the_same_name_twice_is_refused() -> None:
     assert load_config([], ["--tracking.to", "wandb"]).tracking.to == ("wandb",)
-    with pytest.raises(ConfigError, match="names a tracker twice"):
+    with pytest.raises(ConfigError, match="lists a tracker twice"):
         load_config([], ["--tracking.to", '["wandb", "wandb"]'])
 
 

@@ -29,8 +29,8 @@ def floats(*values: float) -> np.ndarray:
         ({"outcomes": np.zeros(3, np.uint8)}, r"outcomes must be \[2\], got \[3\]"),
         ({"versions": np.zeros((2, 1), np.int32)}, r"versions must be \[2, 2\], got \[2, 1\]"),
         ({"rollout_logprobs": floats(-1, -1)}, r"rollout_logprobs must be \[5\], got \[2\]"),
-        ({"lengths": np.array([2, 2], np.int32)}, r"do not cut 5 tokens"),
-        ({"lengths": np.array([5, 0], np.int32)}, r"response 1 has length 0: each needs a token, the one that ends it"),
+        ({"lengths": np.array([2, 2], np.int32)}, r"do not add up to 5 tokens"),
+        ({"lengths": np.array([5, 0], np.int32)}, r"response 1 has length 0: each needs at least one token"),
         ({"lengths": np.array([6, -1], np.int32)}, r"response 1 has length -1"),
         ({"prompt_token_ids": np.zeros((1, 3), np.int32)}, r"prompt_token_ids must have one dimension, got 2"),
         ({"token_ids": np.zeros((5, 1), np.int32)}, r"token_ids must have one dimension, got 2"),
@@ -38,9 +38,9 @@ def floats(*values: float) -> np.ndarray:
         ({"outcomes": np.array(["graded"] * 2)}, r"outcomes must be numbers, got <U6"),
         ({"rewards": floats(0.5, 1.5)}, r"rewards must be in \[0, 1\]"),
         ({"rewards": floats(0.5, float("nan"))}, r"rewards must be in \[0, 1\]"),
-        ({"rollout_logprobs": floats(-1, -1, float("nan"), -1, -1)}, r"log-probs from nan"),
-        ({"rollout_logprobs": floats(-1, -1, float("-inf"), -1, -1)}, r"log-probs from -inf"),
-        ({"rollout_logprobs": floats(-1, -1, 0.5, -1, -1)}, r"log-probs from -1.0 to 0.5"),
+        ({"rollout_logprobs": floats(-1, -1, float("nan"), -1, -1)}, r"log-probs must be in .* got nan"),
+        ({"rollout_logprobs": floats(-1, -1, float("-inf"), -1, -1)}, r"log-probs must be in .* got -inf"),
+        ({"rollout_logprobs": floats(-1, -1, 0.5, -1, -1)}, r"log-probs must be in .* got -1.0 to 0.5"),
         ({"token_ids": np.array([1, 2, 3, -4, 5], np.int32)}, r"token ids must not be negative"),
         ({"prompt_token_ids": np.array([-1], np.int32)}, r"token ids must not be negative"),
     ],
@@ -51,7 +51,7 @@ def test_a_group_refuses_columns_that_no_policy_can_give(columns: dict[str, Any]
 
 
 def test_a_group_without_responses_is_refused() -> None:
-    with pytest.raises(ContractError, match="do not cut 0 tokens"):
+    with pytest.raises(ContractError, match="do not add up to 0 tokens"):
         make_group(rewards="", lengths=[])
 
 

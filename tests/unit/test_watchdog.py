@@ -43,11 +43,11 @@ def test_a_standstill_is_told_once_and_so_is_its_end(clock: Clock) -> None:
         (1081, 3),
     ]:
         clock.now = float(now)
-        said.append(watchdog.poll(mark, lambda: "learner waits"))
+        said.append(watchdog.poll(mark, lambda: "learner is waiting"))
     assert said == [
-        None, None, "nothing has moved for 31 s (supervision.stall_s): learner waits", None,
-        "the run moves again, after 45 s", None, None,
-        "nothing has moved for 35 s (supervision.stall_s): learner waits", "the run moves again, after 36 s",
+        None, None, "no progress for 31 s (supervision.stall_s): learner is waiting", None,
+        "the run is making progress again after 45 s", None, None,
+        "no progress for 35 s (supervision.stall_s): learner is waiting", "the run is making progress again after 36 s",
     ]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_a_standstill_may_end_the_run(clock: Clock) -> None:
     watchdog = make_watchdog(clock, stall_ends_run=True)
     watchdog.poll(1, str)
     clock.now += 30.0
-    with pytest.raises(DeadlineError, match=r"nothing has moved for 30 s .*: nobody knows"):
+    with pytest.raises(DeadlineError, match=r"no progress for 30 s .*: nobody knows"):
         watchdog.poll(1, lambda: "nobody knows")
 
 
@@ -75,13 +75,13 @@ def test_the_reason_names_the_stopped_the_starting_and_the_silent() -> None:
     starting = (ProcessLine(name="learner", state="starting", seconds=1.0),)
     waiting = replace(STATUS, step=3, assembled_step=2)
     assert stall_reason(make_snapshot(status=waiting), []) == (
-        "learner waits for batch 3: 0/32 fresh groups, nothing is requested: does the scheduler run?"
+        "learner is waiting for batch 3: 0/32 fresh groups, nothing is requested: is the scheduler running?"
     )
     assert stall_reason(make_snapshot(status=waiting, silence="the buffer service does not answer"), ["redis"]) == (
-        "redis is stopped (SIGSTOP; `kill -CONT` lets it continue); the buffer service does not answer"
+        "redis is stopped (SIGSTOP; resume it with `kill -CONT`); the buffer service does not answer"
     )
     assert stall_reason(make_snapshot(processes=starting), []) == "learner is still starting"
-    assert stall_reason(make_snapshot(), []) == "the buffer service has not answered yet"
+    assert stall_reason(make_snapshot(), []) == "the buffer service has not responded yet"
 
 
 def test_zero_switches_it_off(clock: Clock) -> None:

@@ -122,7 +122,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
 def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
     run = write_run(tmp_path / "mine", metrics=[metrics_row(1, x1=3)])
     found = whole(viewed(run))
-    assert "groups of step 1 cannot be read" in found["problem"]
+    assert "cannot read the groups of step 1" in found["problem"]
     assert (found["steps"]["x1"], found["steps"]["bins"], found["steps"]["bad_ages"]) == ([3], [None], [None])
 
 
@@ -162,7 +162,7 @@ def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) 
 def test_the_prompts_of_a_buffer_are_those_that_are_in_it_now(view: RunView) -> None:
     # `hard` had 1 of 4 in step 2, more than c1; only a re-evaluation takes it out of B_bad again.
     assert {p["id"] for p in told(view, "prompts", table="bad")["prompts"]} == {"hard", "zero"}
-    with pytest.raises(ContractError, match="table is bad, high or empty"):
+    with pytest.raises(ContractError, match="table must be bad, high or empty"):
         told(view, "prompts", table="worse")
 
 
@@ -184,10 +184,10 @@ def test_a_group_has_its_responses_with_every_number_that_was_recorded(view: Run
 @pytest.mark.parametrize(
     ("group_id", "why"),
     [
-        ("hard@1", "it was not the turn of step 1 (diagnostics.texts = 2, diagnostics.token_records = 2; 0: never)"),
+        ("hard@1", "step 1 is not recorded (diagnostics.texts = 2, diagnostics.token_records = 2; 0: never)"),
         (
             "zero@2",
-            "the step has texts, but not of this group: of groups that do not train as many are kept as go into",
+            "the step has texts, but not of this group: groups that do not train are kept up to the limit of",
         ),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_to
 
 @pytest.mark.parametrize(("endpoint", "noun"), [("prompt", "prompt"), ("group", "group")])
 def test_an_unknown_id_is_refused(view: RunView, endpoint: str, noun: str) -> None:
-    with pytest.raises(ContractError, match=f"no step of run mine looked at a {noun} 'nobody'"):
+    with pytest.raises(ContractError, match=f"no step of run mine has read a {noun} 'nobody'"):
         told(view, endpoint, id="nobody")
 
 

@@ -162,7 +162,7 @@ def test_a_reusable_group_enters_trains_again_and_leaves_when_it_is_too_old(hist
     assert "c2 = 0.25 <= mu = 0.25 <= c3 = 0.5" in visits[1].sentence
     assert story(history, "b") == [(1, "high", "entered"), (4, "high", "left")]
     assert history.transitions("b")[0].sentence == "fresh group with c2 = 0.25 <= mu = 0.25 <= c3 = 0.5"
-    assert history.transitions("b")[1].sentence == "too old: 4 - 1 = 3 >= 3 = high_window steps"
+    assert history.transitions("b")[1].sentence == "expired: 4 - 1 = 3 >= 3 = high_window steps"
 
 
 def test_a_recording_that_the_replay_does_not_give_tells_visits_and_no_tables() -> None:
@@ -199,12 +199,12 @@ def sentence(recording: Recording, prompt: str, step: int) -> str:
         ("a", 1, "was not in batch 1: its fresh group had k = 0 of 8, and the range filter needs 1 <= k <= 7; "
                  "it entered B_bad (mu = 0 <= c1 = 0.125)"),
         ("c", 1, "was not in batch 1: its fresh group had k = 8 of 8, and the range filter needs 1 <= k <= 7"),
-        ("a", 2, "was in batch 2 as X2: it was re-evaluated (asked in step 2): c1 = 0.125 < mu' = 0.375 < 1"),
-        ("d", 2, "was not in batch 2: it was re-evaluated (asked in step 2): mu' = 0.125 <= c1 = 0.125, so it stays in "
-                 "B_bad"),
-        ("h", 4, "was not in batch 4: it was re-evaluated (asked in step 4): mu' = 1, so nothing is left to learn and "
-                 "it leaves B_bad"),
-        ("b", 2, "was in batch 2 as X3: its stored group of step 1 (k = 2 of 8) was drawn from B_high: "
+        ("a", 2, "was in batch 2 as X2: it was re-evaluated (requested in step 2): c1 = 0.125 < mu' = 0.375 < 1"),
+        ("d", 2, "was not in batch 2: it was re-evaluated (requested in step 2): mu' = 0.125 <= c1 = 0.125, so it "
+                 "stays in B_bad"),
+        ("h", 4, "was not in batch 4: it was re-evaluated (requested in step 4): mu' = 1, so it is "
+                 "solved and leaves B_bad"),
+        ("b", 2, "was in batch 2 as X3: its stored group of step 1 (k = 2 of 8) was sampled from B_high: "
                  "c2 = 0.25 <= mu = 0.25 <= c3 = 0.5, room 4, candidates 2"),
         ("g", 3, "was not in batch 3: it was not among the fresh prompts of step 3; in B_bad since 2 with mu = 0 <= "
                  "c1 = 0.125, and step 3 does not re-evaluate (3 mod 2 = 1)"),
@@ -212,7 +212,7 @@ def sentence(recording: Recording, prompt: str, step: int) -> str:
                  "<= c1 = 0.125, once re-evaluated without success, and step 3 does not re-evaluate "
                  "(3 mod 2 = 1)"),
         ("f", 2, "was not in batch 2: it was not among the fresh prompts of step 2; it was in neither B_bad nor "
-                 "B_high; assemblies looked at it once, last in 1"),
+                 "B_high; it was read by assemblies once, last in 1"),
     ],
 )  # fmt: skip
 def test_each_prompt_of_the_trace_is_told_with_its_inequality(
@@ -228,14 +228,14 @@ def test_a_candidate_of_x3_that_was_not_drawn_is_told_with_room_and_candidates(t
     found = explain(trace, replayed, left, 4)
     assert (found.origin, found.reasons) == (None, ())
     assert found.sentence.endswith(
-        f"in B_high since {born} with mu = {mu} in [c2 = 0.25, c3 = 0.5], but not drawn: room 3, candidates 5"
+        f"in B_high since {born} with mu = {mu} in [c2 = 0.25, c3 = 0.5], but not sampled: room 3, candidates 5"
     )
 
 
 def test_a_prompt_is_found_by_its_beginning_when_that_is_unique() -> None:
     recording = recording_of([[fresh_result(p, 4, 1, "informative") for p in ("ab12", "ab34", "cd56")]])
     assert (find_prompt(recording, "cd"), find_prompt(recording, "ab12")) == ("cd56", "ab12")
-    with pytest.raises(ConfigError, match="2 prompts of run trace begin with 'ab': ab12, ab34; write more of it"):
+    with pytest.raises(ConfigError, match="2 prompts of run trace begin with 'ab': ab12, ab34; be more specific"):
         find_prompt(recording, "ab")
     with pytest.raises(ConfigError, match=r"did you mean 'cd56'\?\); `bapo explain RUN all STEP`"):
         find_prompt(recording, "cd65")

@@ -143,7 +143,7 @@ def test_runs_of_versions_travel_with_a_group_that_has_them_and_take_no_byte_of_
     wrong = damaged.replace(
         np.array([[1, 1], [2, 2]], np.int32).tobytes(), np.array([[1, 3], [2, 2]], np.int32).tobytes()
     )
-    with pytest.raises(ContractError, match="contradict"):
+    with pytest.raises(ContractError, match="inconsistent"):
         read_group_header(wrong)
 
 
@@ -166,9 +166,9 @@ def test_an_answer_that_is_no_json_value_is_refused_when_packed(answer: dict[str
 
 
 def test_a_frame_that_no_peer_would_read_is_refused_when_packed() -> None:
-    with pytest.raises(ContractError, match="at most"):
+    with pytest.raises(ContractError, match="the limit is"):
         frame_start(1, {"text": "x" * MAX_HEADER_BYTES}, 0)
-    with pytest.raises(ContractError, match="at most"):
+    with pytest.raises(ContractError, match="the limit is"):
         frame_start(1, {}, 1 << 32)
 
 
@@ -180,5 +180,5 @@ def test_a_column_that_is_no_array_is_refused_where_the_group_is_made(rewards: A
 
 def test_lengths_that_are_no_whole_numbers_are_refused() -> None:
     group = make_group(rewards="10")
-    with pytest.raises(ContractError, match="float64 where whole numbers are needed"):
+    with pytest.raises(ContractError, match=r"expected integers .*, got float64"):
         pack_group(replace(group, lengths=group.lengths.astype(np.float64)))

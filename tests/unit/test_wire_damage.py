@@ -76,14 +76,14 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 
 def test_bytes_after_a_frame_are_refused() -> None:
-    with pytest.raises(ContractError, match="2 bytes follow"):
+    with pytest.raises(ContractError, match="2 extra bytes after"):
         unpack_group(GROUP + b"xx")
 
 
 def test_a_stream_that_is_cut_is_refused_at_its_last_frame() -> None:
     frames = split_frames(GROUP + GROUP[:-1])
     assert bytes(next(frames)) == GROUP
-    with pytest.raises(ContractError, match="cut off"):
+    with pytest.raises(ContractError, match="truncated"):
         next(frames)
 
 
@@ -160,8 +160,8 @@ def test_a_batch_header_that_contradicts_itself_is_refused(fields: dict[str, Any
     [
         (b"JSON" + GROUP[4:], "not a BAPO frame of format 1: starts with b'JSON"),
         (GROUP[:4] + b"\x02" + GROUP[5:], "not a BAPO frame of format 1"),
-        (BATCH, "kind 2 where kind 1"),
-        (PREFIX.pack(b"BAPO", 1, 1, 1 << 30, 0), "at most"),
+        (BATCH, "expected a frame of kind 1, got 2"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1 << 30, 0), "the limit is"),
         (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\x01", "Expected `object`, got `int`"),
         (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\xc1", "MessagePack data is malformed"),
         (PREFIX.pack(b"BAPO", 1, 1, 2, 0) + b"\x01\x01", "Expected `object`, got `int`"),

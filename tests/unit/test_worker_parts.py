@@ -49,7 +49,7 @@ def test_a_refused_allocation_names_the_settings_that_help(kernel: Path, error: 
     told = MemoryWatch.begin().explain(error, rss_bytes=3 * 2**30)
     assert isinstance(told, OutOfMemoryError)
     assert str(error).strip().splitlines()[-1] in str(told)
-    assert "the worker last held 3.0 GiB" in str(told)
+    assert "the worker last used 3.0 GiB" in str(told)
     assert "rollout.max_groups_in_flight" in str(told)
 
 
@@ -58,8 +58,8 @@ def test_a_silent_death_is_memory_when_the_kernel_has_killed_since_the_start(ker
     kernel.write_text(kernel.read_text().replace("oom_kill 2", "oom_kill 3"))
     told = watch.explain(WorkerDiedError("its process is gone: it died"), rss_bytes=0)
     assert isinstance(told, OutOfMemoryError)
-    assert "the kernel has killed a process of this host since the worker started" in str(told)
-    assert "last held" not in str(told), "it never reported"
+    assert "the kernel has OOM-killed a process on this host since the worker started" in str(told)
+    assert "last used" not in str(told), "it never reported"
 
 
 @pytest.mark.parametrize(

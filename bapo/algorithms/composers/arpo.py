@@ -18,9 +18,9 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part, whole
 from bapo.core.types import GroupStat, Origin
 
-MOST_STD = 0.05
+MAX_STD = 0.05
 """Of the rewards of a group that fails as a whole (population standard deviation)."""
-MOST_MEAN = 0.2
+MAX_MEAN = 0.2
 
 
 class Arpo(FreshOnly):
@@ -74,7 +74,7 @@ class Arpo(FreshOnly):
 def fails_as_a_whole(stat: GroupStat) -> bool:
     """std < 0.05 and mean < 0.2, of the sampled responses."""
     rewards = [stat.rewards[row] for row in stat.sampled_rows]
-    return statistics.pstdev(rewards) < MOST_STD and stat.mu < MOST_MEAN
+    return statistics.pstdev(rewards) < MAX_STD and stat.mu < MAX_MEAN
 
 
 def make_composer(settings: AlgorithmConfig) -> Arpo:

@@ -31,7 +31,7 @@ class Luffy(FreshOnly):
 def require_experts(settings: AlgorithmConfig) -> None:
     """Raises: ConfigError when groups have no expert row."""
     if not settings.num_experts:
-        raise ConfigError(f'algorithm.name = "{settings.name}" trains on an expert\'s rows; write num_experts = 1')
+        raise ConfigError(f'algorithm.name = "{settings.name}" trains on expert rows; set num_experts = 1')
 
 
 def make_composer(settings: AlgorithmConfig) -> Luffy:

@@ -21,8 +21,8 @@ def load_composer(settings: AlgorithmConfig) -> Composer:
     known = composer_names()
     if settings.name not in known:
         raise ConfigError(
-            f"algorithm.name = {settings.name!r}: there is no such composer{did_you_mean(settings.name, known)}; "
-            f"write one of {', '.join(known)}, or add bapo/algorithms/composers/{settings.name}.py with a {FACTORY}"
+            f"algorithm.name = {settings.name!r}: unknown composer{did_you_mean(settings.name, known)}; "
+            f"use one of {', '.join(known)}, or add bapo/algorithms/composers/{settings.name}.py with a {FACTORY}"
         )
     return cast(Composer, getattr(plugin(__package__, settings.name), FACTORY)(settings))
 

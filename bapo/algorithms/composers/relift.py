@@ -55,7 +55,7 @@ class Relift(FreshOnly):
 
 
 def is_out_of_reach(stat: GroupStat) -> bool:
-    """All sampled responses are wrong, all ended by themselves, and there is an expert's solution."""
+    """All sampled responses are incorrect, none is truncated, and there is an expert solution."""
     ended = all(stat.outcomes[row] != Outcome.TRUNCATED for row in stat.sampled_rows)
     return stat.reward_sum <= TOLERANCE and ended and bool(stat.expert_rows)
 
@@ -65,6 +65,6 @@ def make_composer(settings: AlgorithmConfig) -> Relift:
     if (settings.replay.sft_items or 0) > settings.batch_size:
         raise ConfigError(
             f"algorithm.replay.sft_items = {settings.replay.sft_items} is more than algorithm.batch_size = "
-            f"{settings.batch_size}, and one step trains at most this many; write at most {settings.batch_size}"
+            f"{settings.batch_size}, the maximum per step; use at most {settings.batch_size}"
         )
     return Relift(settings)

@@ -1,4 +1,4 @@
-"""What a prompt selector is: a rule from what earlier groups gave to the prompts of the next step.
+"""The selector interface: chooses the prompts of a step from the success counts of earlier groups.
 
     success counts of steps 1 .. h - lookahead --observe--> state --propose(h, n)--> prompts of step h
 
@@ -51,8 +51,8 @@ class PromptPool:
             return np.array([self._index[prompt_id] for prompt_id in prompt_ids], dtype=np.int64)
         except KeyError as error:
             raise ConfigError(
-                f"the buffer holds an outcome of prompt {error}, which the training split does not have: the data of "
-                "this run has changed; start a new run, or bring the old data back"
+                f"the buffer has an outcome of prompt {error}, which is not in the training split: the data of "
+                "this run has changed; start a new run, or restore the old data"
             ) from error
 
 
@@ -81,16 +81,16 @@ class PromptSelector(Protocol):
         ...
 
     def state(self) -> State:
-        """Everything that was learned."""
+        """The state of the selector."""
         ...
 
     def restore(self, state: State) -> None:
-        """Take a state back. Raises: ConfigError when it is not of this selector and this pool."""
+        """Restore a state. Raises: ConfigError if it is of another selector or pool."""
         ...
 
 
 class Stateless:
-    """Of a selector that learns nothing."""
+    """Base of selectors without state."""
 
     def references(self, step: int) -> Indices:
         del step
@@ -115,8 +115,8 @@ def restored(state: State, name: str, like: Floats) -> Floats:
     if found is None or found.shape != like.shape:
         shape = None if found is None else list(found.shape)
         raise ConfigError(
-            f"the buffer holds what another prompt selector learned, or the state for other data: {name} must be "
-            f"{list(like.shape)}, got {shape}; start a new run, or bring the old selector and data back"
+            f"the selector state in the buffer is of another prompt selector or other data: {name} must be "
+            f"{list(like.shape)}, got {shape}; start a new run, or restore the old selector and data"
         )
     return found.astype(np.float64)
 
@@ -149,11 +149,11 @@ def unpack_state(name: str, data: bytes) -> State:
             key: np.frombuffer(blob, dtype=np.dtype(dtype)).reshape(shape) for key, (dtype, shape, blob) in rows.items()
         }
     except (TypeError, ValueError, AttributeError, UnpackException) as error:
-        raise ContractError(f"the kept state of a selector is malformed: {error!r}") from error
+        raise ContractError(f"the stored selector state is malformed: {error!r}") from error
     if writer != name:
         raise ConfigError(
-            f"this run has chosen its prompts by selector {writer!r}, and algorithm.selector is {name!r}; "
-            f"write algorithm.selector = {writer!r}, or start a new run"
+            f"this run uses selector {writer!r}, but algorithm.selector is {name!r}; "
+            f"set algorithm.selector = {writer!r}, or start a new run"
         )
     return state
 

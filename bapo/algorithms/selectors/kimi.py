@@ -25,8 +25,8 @@ class Kimi(Stateless):
     def __init__(self, settings: SelectorConfig, pool: PromptPool, *, seed: int) -> None:
         if settings.curriculum_steps and pool.levels is None:
             raise ConfigError(
-                f"selector.curriculum_steps = {settings.curriculum_steps}, but the task has no levels; write 0, "
-                "or give the task a method level(prompt) -> float"
+                f"selector.curriculum_steps = {settings.curriculum_steps}, but the task has no levels; set it to 0, "
+                "or add a method level(prompt) -> float to the task"
             )
         self._settings, self._pool, self._seed = settings, pool, seed
         self._right: Floats = np.zeros(len(pool))

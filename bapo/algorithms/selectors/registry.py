@@ -23,8 +23,8 @@ def load_selector(
     known = selector_names()
     if name not in known:
         raise ConfigError(
-            f"algorithm.selector = {name!r}: there is no such selector{did_you_mean(name, known)}; "
-            f"write one of {', '.join(known)}, or add bapo/algorithms/selectors/{name}.py with a {FACTORY}"
+            f"algorithm.selector = {name!r}: unknown selector{did_you_mean(name, known)}; "
+            f"use one of {', '.join(known)}, or add bapo/algorithms/selectors/{name}.py with a {FACTORY}"
         )
     return cast(
         PromptSelector, getattr(plugin(__package__, name), FACTORY)(settings, pool, seed=seed, batch_size=batch_size)

@@ -122,7 +122,7 @@ def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqual
         tables.append((a, b))
     prompts = [p for p in tables[0][0] if all(p in means for pair in tables for means in pair)]
     if len(prompts) < 2:
-        return f"{len(prompts)} prompts are in all measurements around {count(budget)} responses"
+        return f"{len(prompts)} prompts are in all evaluations around {count(budget)} responses"
     return AtEqualResponses(
         budget=budget,
         seeds=tuple(ours.seed for ours, _ in runs),
@@ -141,15 +141,15 @@ def means_at(run: Measured, split: str, budget: int) -> Means | str:
     """
     points = _measurements(run, split)
     if not points:
-        return f"{run.name} has no measurement of {split}"
+        return f"{run.name} has no evaluation of {split}"
     step = run.ledger.rollouts / run.num_steps
     distance, nearest = min((abs(spent - budget), spent) for spent in points)
     if distance < max(step, 1):
         return points[nearest]
     if budget > max(points):
-        return f"{run.name} was last measured after {count(max(points))} responses, before {count(budget)}"
+        return f"{run.name} was last evaluated after {count(max(points))} responses, before {count(budget)}"
     if budget < min(points):
-        return f"{run.name} was first measured after {count(min(points))} responses, behind {count(budget)}"
+        return f"{run.name} was first evaluated after {count(min(points))} responses, after {count(budget)}"
     low, high = next(pair for pair in pairwise(sorted(points)) if pair[0] <= budget <= pair[1])
     along = (budget - low) / (high - low)
     before, after = points[low], points[high]

@@ -94,7 +94,7 @@ def _mean_of_last(values: Sequence[float | None]) -> float | None:
 
 # Whether a method's runs were on-policy, from what they trained and not from its name.
 
-MOST_STALENESS = 1
+MAX_STALENESS = 1
 """Steps. Sampling next to the learner (`cadence.max_steps_ahead` = 1) uses the weights of the step before."""
 
 
@@ -103,12 +103,12 @@ def is_on_policy(method: Method) -> bool:
     config = method.config
     if (
         config.cadence.weight_sync_interval > 1
-        or config.cadence.max_steps_ahead > MOST_STALENESS
+        or config.cadence.max_steps_ahead > MAX_STALENESS
         or config.learner.epochs > 1
     ):
         return False
     return not any(
-        is_stored or step - result.policy_version > MOST_STALENESS or not_its_own(result)
+        is_stored or step - result.policy_version > MAX_STALENESS or not_its_own(result)
         for run in method.runs
         for step, result, is_stored in trained(run)
     )

@@ -19,7 +19,7 @@ from bapo.analysis.compare.prompts import (
     looks,
     training_matrix,
 )
-from bapo.analysis.drawing import COLOURS, INK, LINE_COLOURS, RED, Axes, Figure, grid, label, line_style
+from bapo.analysis.drawing import COLORS, INK, LINE_COLORS, RED, Axes, Figure, grid, label, line_style
 from bapo.analysis.run_records import BASE_VERSION, smoothed
 from bapo.core.types import Origin, Purpose
 
@@ -142,7 +142,7 @@ def pairs(compared: Compared) -> Drawn:
     """Figure 5: each method next to the reference, and BAPO next to DAPO where both are there."""
     splits, chosen = compared.splits, [(one.method, one.reference) for one in contrasts(compared)]
     if not splits or not chosen:
-        return "it needs two methods with held-out measurements"
+        return "requires two methods with held-out evaluations"
     panels = {f"{a.label} - {b.label}": [average_accuracy(m, splits) for m in (a, b)] for a, b in chosen}
     return _panels(panels, ACCURACY, star=True)
 
@@ -151,7 +151,7 @@ def ablations(compared: Compared) -> Drawn:
     """Figure 6: variants of BAPO by what they change."""
     whole = [method for method in compared.methods if method.config.algorithm.name == "bapo"]
     if not compared.splits or len(whole) < 2:
-        return "it needs BAPO and variants of it that differ in v, m, X2, X3 or thresholds"
+        return "requires BAPO and variants that differ in v, m, X2, X3 or thresholds"
     base = next((method for method in whole if method.name == "bapo"), whole[0])
     columns: dict[str, list[Method]] = {}
     for method in whole:
@@ -159,7 +159,7 @@ def ablations(compared: Compared) -> Drawn:
         if len(found) == 1:
             columns.setdefault(found.pop(), [base]).append(method)
     if not columns:
-        return f"no method differs from {base.label} in v, m, X2, X3 or thresholds alone"
+        return f"no method differs from {base.label} only in v, m, X2, X3 or thresholds"
     panels = {name: [average_accuracy(m, compared.splits) for m in own] for name, own in columns.items()}
     return _panels(panels, ACCURACY)
 
@@ -173,10 +173,10 @@ def filters(compared: Compared) -> Drawn:
     whole = [method for method in compared.methods if method.config.algorithm.name == "bapo"]
     base = next((method for method in whole if method.name == "bapo"), None)
     if base is None:
-        return "it needs a method named bapo and others with another online filter"
+        return "requires a method named bapo and others with a different online filter"
     filtered = [m for m in whole if changed_keys(base, m) == {"algorithm.online_filter"}]
     if not filtered:
-        return f"no method differs from {base.label} in its online filter alone"
+        return f"no method differs from {base.label} only in its online filter"
     own = [base, *filtered]
     panels = {"gradient norm": [of_metric(method, lambda row: row["grad_norm"]) for method in own]}
     if compared.splits:
@@ -198,7 +198,7 @@ def dynamics(compared: Compared) -> Drawn:
 def test_curves(compared: Compared) -> Drawn:
     """Figure 12: accuracy of each held-out split."""
     if not compared.splits:
-        return "no held-out split was measured in all runs"
+        return "no held-out split was evaluated in all runs"
     return _panels({s: [accuracy(method, s) for method in compared.methods] for s in compared.splits}, ACCURACY)
 
 
@@ -206,7 +206,7 @@ def with_critic(compared: Compared) -> Drawn:
     """Figure 16: batch adaptation on PPO, which has a critic, against PPO."""
     actors = [method for method in compared.methods if method.config.loss.advantage == "gae"]
     if len(actors) < 2 or not compared.splits:
-        return "it needs PPO and BA-PPO (methods with a critic), and no run here has one"
+        return "requires PPO and BA-PPO (methods with a critic)"
     panels = {"with a critic": [average_accuracy(method, compared.splits) for method in actors]}
     return _panels(panels, ACCURACY, star=True)
 
@@ -234,7 +234,7 @@ def _panels(panels: Mapping[str, Sequence[Series | None]], y_label: str, *, star
     """Small pictures next to each other, with one legend below when all have the same lines."""
     panels = {title: lines for title, lines in panels.items() if any(lines)}
     if not panels:
-        return "the records have no such values"
+        return "not in the records"
     names = [[line.label for line in lines if line] for lines in panels.values()]
     is_shared = all(own == names[0] for own in names)
     legend_rows = -(-len(names[0]) // 4) if is_shared else 0
@@ -268,9 +268,9 @@ def _shared_legend(figure: Figure, axes: Axes, **settings: Any) -> None:
     figure.legend(handles, labels, loc="outside lower center", **settings)
 
 
-MOST_METHODS = 4
+MAX_METHODS = 4
 FAVOURED = ("bapo", "dapo")
-BETTER, WORSE = LINE_COLOURS[0], RED
+BETTER, WORSE = LINE_COLORS[0], RED
 """Of the two triangles of a migration matrix: both as strong, so that a loss is seen as well as a gain."""
 
 
@@ -279,16 +279,16 @@ def before_and_after(compared: Compared) -> Drawn:
     method = compared.reference
     panels = {split: both for split in compared.splits if (both := _before_after(method, split))}
     if not panels:
-        return "no held-out split was measured before and after training"
+        return "no held-out split was evaluated before and after training"
     figure, cells = _grid(len(panels), width=3.6 * max(2, len(panels)), height=2.8, per_row=len(panels))
     for axes, (split, (before, after)) in zip(cells, panels.items(), strict=True):
         size = len(before) - 1
         for offset, shares, alpha, name in ((-0.2, before, 0.45, "before"), (0.2, after, 1.0, f"after {method.label}")):
-            colours = [RED if k == 0 else COLOURS["x1"] for k in range(size + 1)]
-            bars = axes.bar([k + offset for k in range(size + 1)], shares, width=0.38, color=colours, alpha=alpha)
+            colors = [RED if k == 0 else COLORS["x1"] for k in range(size + 1)]
+            bars = axes.bar([k + offset for k in range(size + 1)], shares, width=0.38, color=colors, alpha=alpha)
             bars[min(1, size)].set_label(name)
         axes.set_xticks(range(size + 1), [f"{k}/{size}" for k in range(size + 1)])
-        label(axes, "right responses", "share of prompts", split)
+        label(axes, "correct responses", "share of prompts", split)
         axes.legend(fontsize=7)
     return figure
 
@@ -297,14 +297,14 @@ def training_bins(compared: Compared) -> Drawn:
     """Figure 7: training prompts by right responses, visit after visit."""
     bins = {method.label: _summed([bins_by_epoch(run) for run in method.runs]) for method in compared.methods}
     if max(len(visits) for visits in bins.values()) < 2:
-        return "no training prompt came twice: the run is shorter than an epoch"
+        return "no training prompt was seen twice: the run is shorter than an epoch"
     return _stacks({name: {f"visit {i}": row for i, row in enumerate(v, 1)} for name, v in bins.items()})
 
 
 def held_out_stacks(compared: Compared) -> Drawn:
     """Figure 13: held-out prompts by right responses, before and after training, for each method."""
     if not compared.splits:
-        return "no held-out split was measured in all runs"
+        return "no held-out split was evaluated in all runs"
     runs = [run for method in compared.methods for run in method.runs]
     panels: dict[str, dict[str, list[int]]] = {}
     for split in compared.splits:
@@ -340,7 +340,7 @@ def migrations(compared: Compared) -> Drawn:
         panels[f"{method.label}, training prompts"] = training_matrix(method.runs)
     found = {title: matrix for title, matrix in panels.items() if matrix is not None}
     if not found:
-        return "no prompt was looked at twice"
+        return "no prompt was seen twice"
     figure, flat = _grid(len(found), width=7.2, height=2.75)
     for axes, (title, matrix) in zip(flat, found.items(), strict=True):
         _squares(axes, matrix, title)
@@ -351,7 +351,7 @@ def chosen(compared: Compared) -> list[Method]:
     """The methods of a figure that has several pictures per method: the reference, BAPO, DAPO, then the others."""
     first = [compared.reference.name, *FAVOURED]
     ranked = sorted(compared.methods, key=lambda m: first.index(m.name) if m.name in first else len(first))
-    return ranked[:MOST_METHODS]
+    return ranked[:MAX_METHODS]
 
 
 def _squares(axes: Axes, matrix: Matrix, title: str) -> None:
@@ -362,9 +362,9 @@ def _squares(axes: Axes, matrix: Matrix, title: str) -> None:
         for last, count in enumerate(row):
             if not count:
                 continue
-            colour = BETTER if last > first else WORSE if last < first else LINE_COLOURS[-1]
+            color = BETTER if last > first else WORSE if last < first else LINE_COLORS[-1]
             strength = 0.15 + 0.75 * math.log1p(count) / most
-            axes.bar(last, 1.0, bottom=first - 0.5, width=1.0, color=colour, alpha=strength, linewidth=0)
+            axes.bar(last, 1.0, bottom=first - 0.5, width=1.0, color=color, alpha=strength, linewidth=0)
             axes.text(last, first, str(count), ha="center", va="center", fontsize=5.5, color=INK)
     ticks = [f"{k}/{size - 1}" if size < 6 or k % 2 == 0 else "" for k in range(size)]
     axes.set_xticks(range(size), ticks, fontsize=6)
@@ -387,8 +387,8 @@ def _areas(methods: Sequence[Method], *, normalised: bool) -> Drawn:
         if normalised:
             totals = [sum(column) or 1.0 for column in zip(*values.values(), strict=True)]
             values = {o: [v / t for v, t in zip(line, totals, strict=True)] for o, line in values.items()}
-        colours = [COLOURS[origin.value] for origin in values]
-        axes.stackplot(steps, *values.values(), colors=colours, labels=[o.value.upper() for o in values], linewidth=0)
+        colors = [COLORS[origin.value] for origin in values]
+        axes.stackplot(steps, *values.values(), colors=colors, labels=[o.value.upper() for o in values], linewidth=0)
         if not normalised:
             axes.axhline(method.config.algorithm.batch_size, color=RED, linestyle="--", linewidth=1.0, label="B")
         label(axes, STEPS, "share of the batch" if normalised else "groups", method.label)
@@ -400,7 +400,7 @@ def _areas(methods: Sequence[Method], *, normalised: bool) -> Drawn:
 def _stacks(panels: dict[str, dict[str, list[int]]], per_row: int = PER_ROW) -> Drawn:
     """Horizontal bars of shares by right responses: red for none, then from light to dark."""
     if not panels:
-        return "no prompt was measured with these settings"
+        return "no prompt was evaluated with these settings"
     longest = max(len(rows) for rows in panels.values())
     figure, flat = _grid(len(panels), width=7.2, height=0.9 + 0.24 * longest, more=0.4, per_row=per_row)
     for axes, (title, rows) in zip(flat, panels.items(), strict=True):
@@ -409,9 +409,9 @@ def _stacks(panels: dict[str, dict[str, list[int]]], per_row: int = PER_ROW) -> 
         left = [0.0] * len(names)
         for k in range(size):
             widths = [rows[name][k] / max(1, sum(rows[name])) for name in names]
-            colour, alpha = (RED, 0.9) if k == 0 else (COLOURS["x1"], 0.15 + 0.85 * k / (size - 1))
+            color, alpha = (RED, 0.9) if k == 0 else (COLORS["x1"], 0.15 + 0.85 * k / (size - 1))
             axes.barh(
-                range(len(names)), widths, left=left, color=colour, alpha=alpha, label=f"{k}/{size - 1}", height=0.8
+                range(len(names)), widths, left=left, color=color, alpha=alpha, label=f"{k}/{size - 1}", height=0.8
             )
             left = [start + width for start, width in zip(left, widths, strict=True)]
         for place, name in enumerate(names):
@@ -422,7 +422,7 @@ def _stacks(panels: dict[str, dict[str, list[int]]], per_row: int = PER_ROW) -> 
         axes.set_xlim(0, 1)
         label(axes, "share of prompts", "", title)
         axes.grid(visible=False)
-    _shared_legend(figure, flat[0], ncols=9, fontsize=7, title="right responses")
+    _shared_legend(figure, flat[0], ncols=9, fontsize=7, title="correct responses")
     return figure
 
 
@@ -468,17 +468,17 @@ CATALOGUE = (
           "range over seeds", pairs),
     Entry(6, "Ablations", "variants of BAPO that change one thing, by what they change: delay and period, subsets, "
           "thresholds", ablations),
-    Entry(7, "Accuracy bins of training prompts", "fresh groups by right responses at each prompt's first, second ... "
-          "visit; red: none right", training_bins),
-    Entry(8, "What batches are made of", "groups of each origin per step, mean over seeds, against B", compositions),
+    Entry(7, "Accuracy bins of training prompts", "fresh groups by correct responses at each prompt's first, second "
+          "... visit; red: none correct", training_bins),
+    Entry(8, "Batch composition", "groups of each origin per step, mean over seeds, and B", compositions),
     Entry(9, "Cumulative rollouts", "responses sampled for training, fresh and re-evaluated, over steps", rollouts),
     Entry(10, "Online filters", "gradient norm before clipping and mean held-out accuracy of BAPO under each online "
           "filter", filters),
     Entry(11, "Training dynamics", "reward, entropy of trained tokens and tokens per fresh response", dynamics),
-    Entry(12, "Test curves by benchmark", "accuracy of each held-out split; measurements on fewer prompts enter by "
-          "their change on the shared ones", test_curves),
-    Entry(13, "Accuracy bins, base model and methods", "held-out problems by right responses before and after "
-          "training; the paper has training sets of two tasks", held_out_stacks),
+    Entry(12, "Test curves by benchmark", "accuracy of each held-out split; evaluations on fewer prompts are included "
+          "by their change on the common ones", test_curves),
+    Entry(13, "Accuracy bins, base model and methods", "held-out problems by correct responses before and after "
+          "training; the paper shows training sets of two tasks", held_out_stacks),
     Entry(14, "Shares of X1, X2 and X3", "figure 8 as shares of the batch", shares),
     Entry(15, "Accuracy migration", "the same held-out prompts (the paper: 1,000 training prompts), before training "
           "against the measurements that are nearest to the paper's steps 150, 300 and 471 of 471, up to four methods; "

@@ -154,7 +154,7 @@ def read_run(path: str | Path) -> Measured:
     config = load_resolved(directory.config_path)
     metrics = directory.read_metrics(whole=True)
     if not metrics:
-        raise ConfigError(f"run {directory.path} has no finished step yet, so there is nothing to compare")
+        raise ConfigError(f"run {directory.path} has no finished step yet: nothing to compare")
     evaluations = sorted(directory.read_evaluations(whole=True), key=lambda row: int(row["version"]))
     suffix = f"-s{config.run.seed}"
     return Measured(
@@ -173,7 +173,7 @@ def _gather_study(folder: Path) -> Compared:
     runs, unfinished = [], []
     for path in sorted((folder / "runs").glob("*/config.toml")):
         run = RunDirectory.open(path.parent)
-        status = str(run.read_run().get("status", "cut off"))
+        status = str(run.read_run().get("status", "killed"))
         if status == "finished":
             runs.append(read_run(run.path))
         else:
@@ -195,7 +195,7 @@ def _of(runs: Sequence[Measured], method: str) -> tuple[Measured, ...]:
         if first.seed == second.seed:
             raise ConfigError(
                 f"{first.directory.path} and {second.directory.path} are both {method} with seed {first.seed}; "
-                "name each method and seed once"
+                "pass each method and seed once"
             )
     return tuple(own)
 
@@ -236,7 +236,7 @@ def _unlike_rows(first: Measured, other: Measured, split: str) -> list[str]:
     ]
     if set(a["rewards"]) != set(b["rewards"]):
         shared = len(set(a["rewards"]) & set(b["rewards"]))
-        both = f"only {shared} prompts are in both"
+        both = f"only {shared} prompts in common"
         problems.append(
             _difference(first, other, f"{len(a['rewards'])} prompts of {split}", f"{len(b['rewards'])}, {both}")
         )
@@ -244,7 +244,7 @@ def _unlike_rows(first: Measured, other: Measured, split: str) -> list[str]:
 
 
 def _difference(first: Measured, other: Measured, ours: str, theirs: str) -> str:
-    return f"{first.name} was measured with {ours}, {other.name} with {theirs}: their accuracies cannot be compared"
+    return f"{first.name} was evaluated with {ours}, {other.name} with {theirs}: their accuracies are not comparable"
 
 
 def changed_settings(base: Method, method: Method) -> dict[str, str]:
@@ -299,7 +299,7 @@ def _named(compared: Compared, word: str) -> Method:
             return method
     names = [method.name for method in compared.methods]
     known = ", ".join(names)
-    raise ConfigError(f"--against {word}: no such method in these runs{did_you_mean(word, names)}; there are {known}")
+    raise ConfigError(f"--against {word}: unknown method{did_you_mean(word, names)}; these runs have {known}")
 
 
 NOT_RECORDED = "not recorded"
@@ -310,13 +310,13 @@ UNEQUAL_UPDATES = 0.05
 
 
 def remarks(compared: Compared) -> list[str]:
-    lines = [f"left out: {name}" for name in compared.unfinished]
+    lines = [f"excluded: {name}" for name in compared.unfinished]
     for key, values in other_differences(compared).items():
         kinds = (
             f"{value} ({', '.join(n for n in values if values[n] == value)})"
             for value in dict.fromkeys(values.values())
         )
-        lines.append(f"{key} is not the same for all: {', '.join(kinds)}")
+        lines.append(f"{key} differs between runs: {', '.join(kinds)}")
     seeds = {method.label: method.seeds for method in compared.methods}
     if len(set(seeds.values())) > 1:
         lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
@@ -344,7 +344,7 @@ def _different_commits(compared: Compared) -> list[str]:
         f"{code} ({f'the other {len(names)}' if names is most and len(names) > MANY else ', '.join(names)})"
         for code, names in by_code.items()
     )
-    return [f"made by different commits: {'; '.join(groups)}"]
+    return [f"different commits: {'; '.join(groups)}"]
 
 
 def code_of(fields: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ def _page(
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-PAPER = "Other models, other sizes: compare orders and ratios, not values."
+PAPER = "Different models and sizes: compare rankings and ratios, not values."
 
 
 def _lead(compared: Compared) -> str:
@@ -104,5 +104,5 @@ def _figure(entry: Entry) -> str:
 
 def _missing(missing: Mapping[Entry, str]) -> Iterator[str]:
     if missing:
-        yield "### Figures of the paper that are not here"
+        yield "### Figures of the paper that are not included"
         yield "\n".join(f"- Figure {entry.number}, {entry.title}: {reason}" for entry, reason in missing.items())

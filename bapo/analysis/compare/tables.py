@@ -131,8 +131,8 @@ def table_against(compared: Compared) -> Table:
             found = difference(one.reference, one.method, split)
             rows.append((name_of(one.method), name_of(one.reference), split, points(found)))
     note = (
-        "Difference in points after training, with the 95 % interval over shared seeds and prompts: does the method do "
-        "better, with new seeds and new prompts? No correction for the number of comparisons."
+        "Difference in percentage points after training, with the 95 % interval over common seeds and prompts. Not "
+        "corrected for multiple comparisons."
     )
     header = ("method", "against", "split", "difference")
     return Table(key="against", title="At equal steps", header=header, rows=tuple(rows), note=note)
@@ -145,11 +145,11 @@ def table_equal_responses(compared: Compared) -> Table:
             found = at_equal_responses(one.method, one.reference, split)
             rows.append((name_of(one.method), name_of(one.reference), split, *_equal_cells(found)))
     note = (
-        "Difference in points, with the 95 % interval over shared seeds and prompts, after as many training responses "
-        "as the cheapest run of the two methods spent. Between two measurements of a run each prompt's accuracy lies "
-        "on the straight line; the measurement before training is the point at 0 responses; after the last one there "
-        "is no answer. Prompts: those that all measurements used have, fewer during a run than at its end. Accuracies "
-        "are on these prompts, the method's : the reference's."
+        "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the number of "
+        "training responses of the cheapest run of the two methods. The accuracy of a prompt is interpolated linearly "
+        "between two evaluations of a run; the evaluation before training is at 0 responses; there is no "
+        "extrapolation. Prompts: those common to all used evaluations, fewer during a run than at its end. "
+        "Accuracies are on these prompts, method : reference."
     )
     header = ("method", "against", "split", "difference", "budget", "prompts x seeds", "accuracies")
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
@@ -163,7 +163,7 @@ def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
     return (points(found.difference), count(found.budget), sample, accuracies)
 
 
-SEEDS = "Means over seeds, in brackets the least and the most. "
+SEEDS = "Means over seeds, minimum and maximum in brackets. "
 
 
 def table_composition(compared: Compared, *, paper: bool = False) -> Table:
@@ -200,11 +200,11 @@ def table_composition(compared: Compared, *, paper: bool = False) -> Table:
         ]
         rows.append(("the paper, BAPO", *cells))
     note = (
-        f"{SEEDS}X1, X2, X3: of all that trained. Stored: of the responses that trained, those of groups of earlier "
-        "steps, also where they are part of X1 (RePO, ARPO). Retained: of the fresh groups, those that trained in "
-        "their own step. Re-evaluated: distinct prompts that were re-sampled because they were hard. Improved: of "
-        "them, those that were then partly right (c1 < mu' < 1), with or without room in the batch. Solved: all "
-        "correct. A prompt may be both, at different steps. A dash: the method has no such part."
+        f"{SEEDS}X1, X2, X3: share of the trained groups. Stored: share of the trained responses from groups of "
+        "earlier steps, including those in X1 (RePO, ARPO). Retained: share of the fresh groups that trained in their "
+        "own step. Re-evaluated: distinct hard prompts that were re-evaluated. Improved: of these, those that were "
+        "then partly correct (c1 < mu' < 1), with or without room in the batch. Solved: all correct. A prompt may be "
+        "both, at different steps. A dash: not part of the method."
     )
     return Table(key="composition", title="Composition of batches", header=header, rows=tuple(rows), note=note)
 
@@ -230,10 +230,10 @@ def table_dynamics(compared: Compared) -> Table:
         )
     note = (
         f"{SEEDS}Entropy in nats per trained token and length in tokens per fresh response: the last twelfth of the "
-        "steps. Gradient norm: before clipping, over all steps. Better:worse: prompts with more : with fewer right "
-        "responses than at first, all seeds together; held out from the base model to the end, all splits; training "
-        "prompts from their first fresh visit to their last. The first row is chance: the base model against itself, "
-        "measured by other seeds."
+        "steps. Gradient norm: before clipping, over all steps. b:w (better:worse): prompts with more : fewer correct "
+        "responses at the end than at first, over all seeds; held-out prompts from the base model to the end, all "
+        "splits; training prompts from their first to their last fresh visit. The first row is chance: the base model "
+        "against itself, evaluated with other seeds."
     )
     return Table(
         key="dynamics",
@@ -274,14 +274,15 @@ def table_rescued(compared: Compared) -> Table:
             cells = _rescued_cells(compared, method, references, split, populations.get(base_of(method.runs[0])))
             rows.append((name_of(method), split, *cells))
     note = (
-        f"Of the held-out prompts that a measurement of the base model leaves without a right response (on average "
-        f"{', '.join(sizes) or 'none'}), the percentage with one after training; intervals are over seeds and prompts. "
-        "One population for all methods: a prompt counts with the share of all base measurements in which it had no "
-        "right response. The floor is the percentage that a base measurement of another seed solves: chance. Above the "
-        "floor and to a reference: in points, on the same prompts. No correction for the number of comparisons."
+        f"Percentage of the held-out prompts without a correct response of the base model (on average "
+        f"{', '.join(sizes) or 'none'}) that have one after training; intervals are over seeds and prompts. The "
+        "population is the same for all methods: a prompt is weighted by the fraction of base evaluations without a "
+        "correct response. The floor is the percentage solved by a base evaluation with another seed (chance). Above "
+        "the floor and to a reference: in percentage points, on the same prompts. Not corrected for multiple "
+        "comparisons."
     )
-    header = ("method", "split", "rescued, %", "above the floor", *(f"to {labels[name]}" for name in references))
-    return Table(key="rescued", title="Rescued prompts, held out", header=header, rows=tuple(rows), note=note)
+    header = ("method", "split", "newly solved, %", "above the floor", *(f"to {labels[name]}" for name in references))
+    return Table(key="rescued", title="Newly solved held-out prompts", header=header, rows=tuple(rows), note=note)
 
 
 def _bases(compared: Compared) -> dict[str, list[Measured]]:
@@ -400,11 +401,12 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
             for row, method in zip(rows, compared.methods, strict=True)
         ]
     note = (
-        "Means over seeds, in brackets the least and the most. Updates: of the optimizer, one per mini-batch; a batch "
-        "that is not full has fewer of them. Training: seconds of all learner steps with their "
-        "waits and checkpoints. Start to end: the whole run with start-up and the measurements before and after, if it "
-        "was started once. Responses / tokens by purpose. Filled: share of B groups that batches held. Runs that "
-        "shared the machine with another run took longer than alone."
+        "Means over seeds, minimum and maximum in brackets. Updates: optimizer steps, one per mini-batch; an "
+        "underfilled batch has fewer. Training: seconds of all learner steps including waits and checkpoints. Start "
+        "to end: the whole run including startup and the evaluations before and after, if it was started once. "
+        "Responses / tokens by purpose. Filled: groups per batch as a share of B. Concurrent runs on a machine "
+        "take longer than a "
+        "single one."
     )
     return Table(
         key="table-2", title="Table 2: time and tokens", header=tuple(header), rows=tuple(map(tuple, rows)), note=note
@@ -463,7 +465,7 @@ def table_settings(compared: Compared) -> Table:
     for method in compared.others:
         settings = changed_settings(compared.reference, method)
         rows.append((name_of(method), ", ".join(f"{key} = {value}" for key, value in settings.items()) or "none"))
-    note = "Settings that are not those of the reference. A star: unequal on purpose, as the study's file says."
+    note = "Settings that differ from the reference. A star: intentional, as declared by the study."
     return Table(
         key="settings",
         title=f"Settings that differ from {compared.reference.label}",

@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, bytes]:
                 assert file is not None
                 members[member.name] = file.read()
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
-        raise ConfigError(f"cannot read {path} as the archive of a study: {error}") from error
+        raise ConfigError(f"{path} is not a readable study archive: {error}") from error
     return members
 
 
@@ -129,7 +129,7 @@ def _rows(path: Path, lines: bytes) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: its results.jsonl is damaged: {error}") from error
     if not all(isinstance(row, dict) and isinstance(row.get("run"), str) for row in rows):
-        raise ConfigError(f"{path}: its results.jsonl has a line that is of no run")
+        raise ConfigError(f"{path}: its results.jsonl has a line of an unknown run")
     return rows
 
 

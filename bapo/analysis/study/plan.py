@@ -36,7 +36,7 @@ MUST_AGREE = {
     "rollout.top_p": "sampling",
     "rollout.max_prompt_tokens": "sampling",
     "rollout.max_response_tokens": "sampling",
-    "evaluation": "how it is measured",
+    "evaluation": "the evaluation",
 }
 """Section or key -> why."""
 NOT_MEASUREMENT = ("evaluation.port",)
@@ -73,7 +73,7 @@ def unfair_differences(configs: Mapping[str, Config], may_differ: Mapping[str, S
                 why = (reference.get(key) or settings[key])[1]
                 problems.append(
                     f"methods.{name}: {key} = {_shown(value)}, but {_shown(wanted)} in methods.{first}: {why} must be "
-                    f'the same for all; make it so, or write may_differ = ["{key}"] in [methods.{name}]'
+                    f'the same for all methods; change it, or set may_differ = ["{key}"] in [methods.{name}]'
                 )
     return problems
 
@@ -84,7 +84,7 @@ def unknown_exceptions(may_differ: Mapping[str, Sequence[str]]) -> Iterator[str]
         for key in keys:
             if not any(key == part or key.startswith(f"{part}.") for part in MUST_AGREE):
                 hint = did_you_mean(key, [*MUST_AGREE, *known_keys()])
-                yield f"methods.{name}.may_differ: {key} need not agree between methods{hint}"
+                yield f"methods.{name}.may_differ: {key} may differ between methods anyway{hint}"
 
 
 _ABSENT = object()
@@ -191,7 +191,7 @@ def parse_study(text: str, source: str) -> StudyFile:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source}: not TOML: {error}") from error
     if "study" not in values and not {"preset", "run", "model"}.isdisjoint(values):
-        raise ConfigError(f"{source}: this configures a run, not a study; start it with: bapo train {source}")
+        raise ConfigError(f"{source}: this is a run, not a study; start it with: bapo train {source}")
     problems = [*_unknown_keys(values), *_reserved_keys(values), *_bad_names(values)]
     if problems:
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
@@ -246,7 +246,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _unknown_keys(values: Mapping[str, Any]) -> Iterator[str]:
@@ -262,8 +262,8 @@ def _unknown_keys(values: Mapping[str, Any]) -> Iterator[str]:
 def _unknown(values: Mapping[str, Any], known: Collection[str], prefix: str) -> Iterator[str]:
     for key in values:
         if key not in known:
-            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
-            yield f"{prefix}{key}: there is no such key{hint}"
+            hint = did_you_mean(key, known) or f"; known keys: {', '.join(known)}"
+            yield f"{prefix}{key}: unknown key{hint}"
 
 
 def _reserved_keys(values: Mapping[str, Any]) -> Iterator[str]:
@@ -282,24 +282,24 @@ def _bad_names(values: Mapping[str, Any]) -> Iterator[str]:
     methods = values.get("methods")
     for name in methods if isinstance(methods, Mapping) else ():
         if not re.fullmatch(METHOD_PATTERN, name):
-            yield f"methods.{name}: a method's name has small letters, digits, dots and hyphens, at most 40"
+            yield f"methods.{name}: method names must be at most 40 lower-case letters, digits, dots and hyphens"
 
 
 def _bad_numbers(file: StudyFile) -> Iterator[str]:
     if file.study.parallel != "auto" and file.study.parallel < 1:
-        yield f'study.parallel = {file.study.parallel}: write at least 1, or "auto"'
+        yield f'study.parallel = {file.study.parallel}: must be at least 1, or "auto"'
     places = {"study.seeds": file.study.seeds}
     places |= {f"methods.{name}.seeds": method.seeds for name, method in file.methods.items() if method.seeds}
     for place, seeds in places.items():
         if len(set(seeds)) < len(seeds):
-            yield f"{place} = {list(seeds)}: a seed stands there twice, and would be the same run"
+            yield f"{place} = {list(seeds)}: duplicate seed"
 
 
 def _refuse_unknown(only: Sequence[str], methods: Collection[str]) -> None:
     for name in only:
         if name not in methods:
             hint = did_you_mean(name, methods)
-            raise ConfigError(f"--only {name}: there is no such method{hint}; the study has {', '.join(methods)}")
+            raise ConfigError(f"--only {name}: unknown method{hint}; the study has {', '.join(methods)}")
 
 
 def _place(text: str, method: str, source: str) -> str:

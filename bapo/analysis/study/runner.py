@@ -214,7 +214,7 @@ class Runner:
                 self._say(f"{running.name}: failed with exit code {code}: {reason}")
 
     def _pass_on(self) -> None:
-        self._say(f"ending {', '.join(running.name for running in self._running) or 'nothing'} ...")
+        self._say(f"stopping {', '.join(running.name for running in self._running) or 'nothing'} ...")
         for running in self._running:
             running.process.send_signal(signal.SIGINT)
 
@@ -267,7 +267,7 @@ def reason_of(run: PlannedRun, log_path: Path) -> str:
     if message:
         return message.splitlines()[0]
     lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it left no word"
+    return lines[-1] if lines else "no output"
 
 
 def tidy(run: RunDirectory) -> None:
@@ -280,7 +280,7 @@ def tidy(run: RunDirectory) -> None:
 
 def plan_lines(study: Study, found: Sequence[StudyRun], estimates: Estimates, parallel: int) -> Iterator[str]:
     """What is going to be run: methods, seeds, steps, what there is already, how long it takes."""
-    yield f"study {study.path}: {len(found)} runs, {parallel} at a time"
+    yield f"study {study.path}: {len(found)} runs, {parallel} concurrently"
     for method in dict.fromkeys(one.run.method for one in found):
         own = [one for one in found if one.run.method == method]
         settings = study.file.methods[method]
@@ -294,16 +294,16 @@ def plan_lines(study: Study, found: Sequence[StudyRun], estimates: Estimates, pa
             f"{words}{measured}"
         )
         for key in settings.may_differ:
-            yield f"  {'':<20} {key} differs from the other methods, as the file says it may"
+            yield f"  {'':<20} {key} differs from the other methods (may_differ)"
     waiting = [one for one in found if one.state is not State.FINISHED]
-    yield f"time for the {len(waiting)} that are left: {remaining(waiting, estimates, parallel)}"
+    yield f"time for the remaining {len(waiting)}: {remaining(waiting, estimates, parallel)}"
 
 
 def remaining(waiting: Sequence[StudyRun], estimates: Estimates, parallel: int) -> str:
     if not waiting:
         return "none"
     seconds = rest_s(waiting, (), estimates, parallel)
-    return "unknown: no run of this study was measured yet" if seconds is None else f"about {duration(seconds)}"
+    return "unknown: no run of this study has finished yet" if seconds is None else f"about {duration(seconds)}"
 
 
 def progress_line(progress: StudyProgress) -> str:
@@ -329,7 +329,7 @@ def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
     if outcome.failed:
         yield f"{len(outcome.failed)} of {len(study.runs)} runs failed; their output is in {study.path / 'logs'}"
     if outcome.interrupted:
-        yield f"ended by the user: {', '.join(outcome.interrupted)}"
+        yield f"stopped by the user: {', '.join(outcome.interrupted)}"
     if outcome.left:
         yield f"not started: {', '.join(outcome.left)}"
     if outcome.failed or outcome.interrupted or outcome.left:
@@ -339,8 +339,8 @@ def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
 
 
 WORDS = {
-    State.NEW: "to be made",
-    State.RESUME: "to be continued from a checkpoint",
+    State.NEW: "to be started",
+    State.RESUME: "to be resumed from a checkpoint",
     State.RESTART: "to be restarted",
     State.FINISHED: "finished",
 }

@@ -48,7 +48,7 @@ class StudyRun:
     def __str__(self) -> str:
         was = f" (it was {self.before})" if self.before else ""
         if self.state is State.RESUME:
-            return f"{self.run.name}: continued from its checkpoint after step {self.step}{was}"
+            return f"{self.run.name}: resumed from its checkpoint after step {self.step}{was}"
         if self.state is State.RESTART:
             return f"{self.run.name}: restarted at step 1, it had no checkpoint yet{was}"
         return f"{self.run.name}: {'finished, kept' if self.state is State.FINISHED else 'started'}"
@@ -81,8 +81,8 @@ def changed(runs: Iterable[PlannedRun]) -> None:
         lines = [line for line in diff(load_resolved(path), run.config) if line.partition(":")[0] not in MOVED]
         if lines:
             problems.append(
-                f"{run.path} was made with other settings than the study has now: {'; '.join(lines)}; put them back, "
-                "give the study another name, or remove that run"
+                f"{run.path} has different settings than the study: {'; '.join(lines)}; restore them, "
+                "rename the study, or delete that run"
             )
     if problems:
         raise ConfigError("\n".join(problems))

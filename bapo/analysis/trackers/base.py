@@ -72,7 +72,7 @@ def missing_package(package: str, *modules: str) -> str | None:
         package: its name for pip.
     """
     missing = ", ".join(module for module in modules if importlib.util.find_spec(module) is None)
-    return f"needs the package {package} (there is no module {missing}): pip install {package}" if missing else None
+    return f"requires the package {package} (no module {missing}): pip install {package}" if missing else None
 
 
 def tracker_names() -> tuple[str, ...]:

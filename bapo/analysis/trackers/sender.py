@@ -114,7 +114,7 @@ def send_run(
     folder = run.path / name
     with storing(folder):
         folder.mkdir(exist_ok=True)
-    with locked(folder / ".lock", f"another process sends {run.path} to {name} already"):
+    with locked(folder / ".lock", f"another process is already sending {run.path} to {name}"):
         tracked = TrackedRun(name=run.name, folder=folder, settings=settings, config=config)
         sender = Sender(run, tracked, lambda tracked: load_tracker(name, tracked))
         is_last = False

@@ -66,7 +66,7 @@ def problem(settings: TrackingConfig) -> str | None:
     if settings.offline or os.environ.get("WANDB_MODE", "online") != "online" or _may_have_key():
         return None
     return (
-        "has no API key on this machine: run `wandb login`, set WANDB_API_KEY, or keep the numbers here with "
+        "has no API key on this machine: run `wandb login`, set WANDB_API_KEY, or log locally with "
         "--tracking.offline true"
     )
 

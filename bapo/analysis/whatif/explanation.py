@@ -100,22 +100,20 @@ def _informative(case: Case) -> str:
     needed = f"its fresh group had {of_size(case.stat)}"
     name, stat = case.settings.online_filter, case.stat
     if name == "none":
-        return f"{needed}, and the filter none keeps every fresh group"
+        return f"{needed}, and the filter `none` keeps every fresh group"
     if name == "uniform":
-        return f"{needed}, and the uniform filter drew it, whatever its rewards"
+        return f"{needed}, and the uniform filter sampled it, independent of its rewards"
     if name == "range":
         return f"{needed}, and the range filter needs {_range_of(stat)}"
-    drawn = (
-        f"its draw kept it with {_probability(case)}" if name == "gaussian" else "it was drawn into its level's quota"
-    )
+    drawn = f"its draw kept it with {_probability(case)}" if name == "gaussian" else "it is in the quota of its level"
     return f"{needed}, inside {_range_of(stat)}, and {drawn}"
 
 
 def _outside(case: Case) -> str:
     if case.settings.online_filter == "uniform":
         return (
-            f"its fresh group had {of_size(case.stat)}, and the uniform filter, which keeps a share of "
-            f"{number(case.settings.uniform_share)} whatever the rewards, did not draw it"
+            f"its fresh group had {of_size(case.stat)}, and the uniform filter, which keeps a fraction of "
+            f"{number(case.settings.uniform_share)} independent of rewards, did not sample it"
         )
     return (
         f"its fresh group had {of_size(case.stat)}, and the {case.settings.online_filter} filter needs "
@@ -127,10 +125,10 @@ def _filtered(case: Case) -> str:
     had = f"its fresh group had {of_size(case.stat)}, inside {_range_of(case.stat)}"
     name, settings = case.settings.online_filter, case.settings
     if name == "gaussian":
-        return f"{had}, but the gaussian filter keeps it with {_probability(case)} and its draw said no"
+        return f"{had}, but the gaussian filter keeps it with {_probability(case)} and it was not sampled"
     if name == "gaussian_quota":
-        return f"{had}, but the gaussian_quota filter had drawn the quota of its level without it"
-    return f"{had}, but the {name} filter keeps a share of {number(settings.uniform_share)} and did not draw it"
+        return f"{had}, but the gaussian_quota filter filled the quota of its level without it"
+    return f"{had}, but the {name} filter keeps a fraction of {number(settings.uniform_share)} and did not sample it"
 
 
 def _no_variance(case: Case) -> str:
@@ -142,12 +140,12 @@ def _no_variance(case: Case) -> str:
 
 def _duplicate(case: Case) -> str:
     if case.result.purpose is Purpose.FRESH:
-        return f"its fresh group {case.result.group_id} came behind another fresh group of the same prompt"
+        return f"its fresh group {case.result.group_id} came after another fresh group of the same prompt"
     if case.stat.prompt_id in {
         stat.prompt_id for stat in case.step.view.fresh if stat.group_id in case.step.decision.x1
     }:
         return f"{_asked_again(case)}, but a fresh group of the same prompt is in X1, and a prompt trains once per step"
-    return f"{_asked_again(case)}, but a newer re-evaluation of the same prompt was there, and the newest counts"
+    return f"{_asked_again(case)}, but there was a newer re-evaluation of the same prompt"
 
 
 def _improved(case: Case) -> str:
@@ -161,7 +159,7 @@ def _still_hard(case: Case) -> str:
 
 
 def _solved(case: Case) -> str:
-    return f"{_asked_again(case)}: mu' = 1, so nothing is left to learn and it leaves B_bad"
+    return f"{_asked_again(case)}: mu' = 1, so it is solved and leaves B_bad"
 
 
 def _no_room(case: Case) -> str:
@@ -169,15 +167,15 @@ def _no_room(case: Case) -> str:
     improved = [name for name, word in decision.reasons.items() if word in (Reason.IMPROVED, Reason.NO_ROOM)]
     room = case.settings.batch_size - len(decision.x1)
     return (
-        f"{_improved(case)}, but not drawn: room {room} (B = {case.settings.batch_size} less "
+        f"{_improved(case)}, but not sampled: room {room} (B = {case.settings.batch_size} minus "
         f"|X1| = {len(decision.x1)}), candidates {len(improved)}; it stays in B_bad"
     )
 
 
 def _left_bad(case: Case) -> str:
     return (
-        f"{_asked_again(case)} with {of_size(case.stat)}, but when it arrived its prompt was not in B_bad any more: it "
-        "had been trained, solved or pushed out meanwhile"
+        f"{_asked_again(case)} with {of_size(case.stat)}, but its prompt was no longer in B_bad when it arrived: it "
+        "had been trained, solved or evicted meanwhile"
     )
 
 
@@ -197,7 +195,7 @@ def _stale(case: Case) -> str:
 def _reused(case: Case) -> str:
     decision, stat = case.step.decision, case.stat
     return (
-        f"its stored group of step {case.result.birth} ({of_size(stat)}) was drawn from B_high: "
+        f"its stored group of step {case.result.birth} ({of_size(stat)}) was sampled from B_high: "
         f"c2 = {number(decision.c2)} <= mu = {number(stat.mu)} <= c3 = {number(decision.c3)}, "
         f"room {room_of(case.config, case.step)}, candidates {len(reusable(case.config, case.step))}"
     )
@@ -206,13 +204,13 @@ def _reused(case: Case) -> str:
 def _youngest(case: Case) -> str:
     return (
         f"its stored group of step {case.result.birth} ({of_size(case.stat)}) was among the youngest informative ones "
-        f"of B_high, and among equals among the nearest to mu = 1/2 (x3_policy = {case.settings.x3_policy})"
+        f"of B_high, with ties broken by distance to mu = 1/2 (x3_policy = {case.settings.x3_policy})"
     )
 
 
 def _generic(case: Case) -> str:
     word = case.result.reason
-    text = meanings(case.settings.name).get(word, "the composer does not document this word").rstrip(".")
+    text = meanings(case.settings.name).get(word, "not documented by the composer").rstrip(".")
     had = of_size(case.stat)
     return f"its {case.result.purpose.value} group had {had} and is {word!r} for {case.settings.name}: {text}"
 
@@ -220,7 +218,7 @@ def _generic(case: Case) -> str:
 def _asked_again(case: Case) -> str:
     asked = round_of(case.result, case.step.step)
     late = "" if asked == case.step.step else f", arrived for step {case.step.step}"
-    return f"it was re-evaluated (asked in step {asked}{late})"
+    return f"it was re-evaluated (requested in step {asked}{late})"
 
 
 def _range_of(stat: GroupStat) -> str:
@@ -299,9 +297,9 @@ def find_prompt(recording: Recording, name: str) -> str:
         return found[0]
     if found:
         some = ", ".join(found[:SHOWN_IDS]) + (", ..." if len(found) > SHOWN_IDS else "")
-        raise ConfigError(f"{len(found)} prompts of run {recording.name} begin with {name!r}: {some}; write more of it")
+        raise ConfigError(f"{len(found)} prompts of run {recording.name} begin with {name!r}: {some}; be more specific")
     raise ConfigError(
-        f"run {recording.name} has no record of a prompt {name!r}{did_you_mean(name, recording.prompt_ids)}; "
+        f"run {recording.name} has no prompt {name!r}{did_you_mean(name, recording.prompt_ids)}; "
         f"`bapo explain RUN all STEP` lists the prompts of a step"
     )
 
@@ -338,19 +336,19 @@ def _why_not_reused(recording: Recording, state: SimulatedStep, stat: GroupStat)
     held = f"in B_high since {stat.birth} with mu = {number(stat.mu)}"
     window = f"[c2 = {number(decision.c2)}, c3 = {number(decision.c3)}]"
     if settings.name != OWN_TABLES:
-        return f"{held}, and the composer {settings.name} did not draw it"
+        return f"{held}, and the composer {settings.name} did not sample it"
     if not settings.use_x3:
         return f"{held}, but use_x3 = false"
     if not state.step - settings.high_window <= stat.birth < state.step:
         return f"{held}, but {state.step} - {stat.birth} > {settings.high_window} = high_window steps"
     if settings.x3_policy == "youngest" or (settings.x3_policy == "refill" and not _in_window(decision, stat)):
-        return f"{held} ({of_size(stat)}), and not taken: no room, no advantage, or younger ones came first"
+        return f"{held} ({of_size(stat)}), and not used: no room, no advantage, or younger ones came first"
     if not _in_window(decision, stat):
         return f"{held}, outside {window} ({of_size(stat)})"
     if settings.drop_zero_variance_x3 and stat.homogeneous:
         return f"{held} in {window}, but its rewards are all equal (drop_zero_variance_x3)"
     room, candidates = room_of(recording.config, state), len(reusable(recording.config, state))
-    return f"{held} in {window}, but not drawn: room {room}, candidates {candidates}"
+    return f"{held} in {window}, but not sampled: room {room}, candidates {candidates}"
 
 
 def _in_window(decision: Decision, stat: GroupStat) -> bool:
@@ -371,11 +369,9 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
     if remainder := step % (interval := cadence.reevaluation_interval):
         return f"{held}{tries}, and step {step} does not re-evaluate ({step} mod {interval} = {remainder})"
     most = settings.max_reevaluated
-    how = {"uniform": "drawn uniformly", "gain": "those of the largest expected gain"}[settings.hard_prompt_sampling]
-    fewer = "" if settings.hard_prompt_value is None else ", fewer when re-evaluations pay little"
-    return (
-        f"{held}{tries}, and no group of a round up to step {step} came for it (at most {most} are asked, {how}{fewer})"
-    )
+    how = {"uniform": "drawn uniformly", "gain": "those with the largest expected gain"}[settings.hard_prompt_sampling]
+    fewer = "" if settings.hard_prompt_value is None else ", fewer if re-evaluations gain little"
+    return f"{held}{tries}, and it got no group in a round up to step {step} (at most {most}, {how}{fewer})"
 
 
 def _rounds(recording: Recording, prompt_id: str) -> Iterator[tuple[int, int]]:
@@ -389,7 +385,7 @@ def _rounds(recording: Recording, prompt_id: str) -> Iterator[tuple[int, int]]:
 def _seen(recording: Recording, prompt_id: str) -> str:
     steps = [step.step for step in recording.steps if any(_is(result, prompt_id) for result in step.results)]
     some = ", ".join(map(str, steps[-SHOWN_STEPS:]))
-    return f"assemblies looked at it {_times(len(steps))}, last in {some}"
+    return f"it was read by assemblies {_times(len(steps))}, last in {some}"
 
 
 def _times(count: int) -> str:

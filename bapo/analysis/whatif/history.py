@@ -177,7 +177,7 @@ class History:
 
     def _why_in(self, event: _Event) -> str:
         settings, decision = self._config.algorithm, self._decisions[event.step - 1]
-        again = ", and its place is a new one" if event.change == "renewed" else ""
+        again = ", and its entry was renewed" if event.change == "renewed" else ""
         if event.table == "bad":
             return f"fresh group with mu = {number(event.mu)} <= c1 = {number(settings.c1)}{again}"
         low, high = number(decision.c2), number(decision.c3)
@@ -193,13 +193,13 @@ class History:
                 return f"{decided[result.reason]}: {why}"
         newer = sum(entry.birth > event.birth for entry in self._decisions[index].bad)
         return (
-            f"pushed out: B_bad holds at most {settings.capacity} prompts, and {newer} newer ones are in it (this one "
-            f"came in step {event.birth})"
+            f"evicted: the capacity of B_bad is {settings.capacity} prompts, and it has {newer} newer ones (this one "
+            f"was added in step {event.birth})"
         )
 
     def _why_not_high(self, event: _Event) -> str:
         window = self._config.algorithm.high_window
-        return f"too old: {event.step} - {event.birth} = {event.step - event.birth} >= {window} = high_window steps"
+        return f"expired: {event.step} - {event.birth} = {event.step - event.birth} >= {window} = high_window steps"
 
 
 def kind_of(result: GroupResult, step: int) -> Kind:

@@ -39,7 +39,7 @@ def plan_replay_of(run: RunDirectory, frame: Path) -> ReplayPlan:
     try:
         data = frame.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{frame} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read {frame}: {error.strerror}") from error
     return _plan(run, unpack_batch(data).step, frame)
 
 
@@ -53,7 +53,7 @@ def replayable_steps(run: RunDirectory) -> list[int]:
 def _plan(run: RunDirectory, step: int, last: Path) -> ReplayPlan:
     start = _start(run, step, last)
     if start is None:
-        raise ConfigError(f"step {step} of run {run.path} cannot be repeated: {_why_not(run, step, last)}")
+        raise ConfigError(f"step {step} of run {run.path} cannot be replayed: {_why_not(run, step, last)}")
     return ReplayPlan(start=start, frames=(*map(run.batch_path, range(start + 1, step)), last))
 
 
@@ -73,8 +73,8 @@ def _last_frame(run: RunDirectory, step: int) -> Path:
 
 def _why_not(run: RunDirectory, step: int, last: Path) -> str:
     can = replayable_steps(run)
-    listed = f"steps that can: {ranges(can)}" if can else "no step of it can be, because it kept no batches"
-    what = "its batch is not kept" if not last.is_file() else "not every batch since a checkpoint before it is kept"
+    listed = f"replayable steps: {ranges(can)}" if can else "no step can be replayed, because no batches are stored"
+    what = "its batch is not stored" if not last.is_file() else "batches since the checkpoint before it are missing"
     return (
         f"{what}; {listed}. The learner keeps the batches after its oldest checkpoint while checkpoint.keep_batches "
         "is true; raise checkpoint.keep_last to keep more"

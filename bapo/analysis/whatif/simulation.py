@@ -263,8 +263,8 @@ def _refuse_other_samples(recorded: Config, wanted: Config) -> None:
             )
             if not may_differ and now[section][key] != value:
                 raise ConfigError(
-                    f"{section}.{key} = {now[section][key]}: the run had {value}, and its groups would be others "
-                    "without, so a simulation cannot change it; it can change cadence.reevaluation_interval and the "
+                    f"{section}.{key} = {now[section][key]}: the run had {value}, and its groups depend on it, "
+                    "so a simulation cannot change it; it can change cadence.reevaluation_interval and the "
                     f"keys of [algorithm] except {' and '.join(SAMPLING_KEYS)}"
                 )
 

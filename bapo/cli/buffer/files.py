@@ -1,4 +1,4 @@
-"""`bapo buffer export|snapshot|restore`: what a live buffer holds as a file, and back."""
+"""`bapo buffer export|snapshot|restore`: save a live buffer to a file, and restore it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 
 AT_ONCE = 64
 
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 def export(buffer: Buffer, file: ParquetFile, force: Force = False) -> None:
     """Write all groups to a parquet file: one row per group, tokens and log-probs as lists.
 
-    pandas.read_parquet and datasets.load_dataset("parquet", ...) read it; the column places names the tables of each
-    group. The buffer is not changed and may be in use; groups consumed meanwhile are skipped and counted.
+    pandas.read_parquet and datasets.load_dataset("parquet", ...) read it; the column places lists the tables of each
+    group. Read-only, safe while the buffer is in use; groups consumed meanwhile are skipped and counted.
 
     Examples:
 
       bapo buffer export outputs/demo-001 groups.parquet
     """
-    from bapo.analysis.group_files import GroupWriter  # here: pyarrow takes 0.2 s
+    from bapo.analysis.group_files import GroupWriter  # imported late: pyarrow takes 0.2 s
 
     _refuse_existing(file, force=force)
     with reach(buffer) as where, GroupWriter(file) as writer:
@@ -51,10 +51,10 @@ def snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
     force: Force = False,
 ) -> None:
-    """Write the whole state to one file, for bapo buffer restore.
+    """Write the whole state to a file, for bapo buffer restore.
 
-    It has tables, open requests, batches and all groups except evaluations, is consistent while the buffer is in use,
-    and carries a checksum.
+    It contains tables, open requests, batches and all groups except evaluations, is consistent even while the buffer is
+    in use, and has a checksum.
 
     Examples:
 
@@ -74,7 +74,7 @@ def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A snapshot.")],
     yes: Yes = False,
 ) -> None:
-    """Replace the whole state by that of a snapshot; asks for confirmation. A damaged file changes nothing.
+    """Replace the whole state by a snapshot; asks for confirmation. A damaged file changes nothing.
 
     Examples:
 
@@ -97,7 +97,7 @@ def restore(
 
 def _refuse_existing(file: Path, *, force: bool) -> None:
     if file.exists() and not force:
-        raise ConfigError(f"{file} exists; name another file, or overwrite it with --force")
+        raise ConfigError(f"{file} exists; choose another file, or overwrite it with --force")
 
 
 def _chunks(items: Iterable[T]) -> Iterator[list[T]]:

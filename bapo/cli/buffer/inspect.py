@@ -1,4 +1,4 @@
-"""`bapo buffer stats|bad|high|show`: what a live buffer holds."""
+"""`bapo buffer stats|bad|high|groups|show`: inspect a live buffer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def high(buffer: BufferOrLatest = "latest", offset: Offset = 0, limit: Limit = 2
 
 
 def groups(buffer: BufferOrLatest = "latest", offset: Offset = 0, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List all stored groups in the order of their ids, with the tables that hold them.
+    """List all stored groups by id, with the tables that contain them.
 
     Examples:
 
@@ -123,7 +123,7 @@ def show(
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Id of a group, such as fresh-00000012.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show one group: the tables that hold it, its prompt, one line per response; tokens and log-probs with --json.
+    """Show one group: its tables, its prompt, one line per response; tokens and log-probs with --json.
 
     Examples:
 
@@ -133,7 +133,7 @@ def show(
         places = where.admin.places(group)
         if not places:
             raise ContractError(
-                f"the buffer at {where.url} does not hold group {group}: it is not sampled yet, already "
+                f"group {group} is not in the buffer at {where.url}: it is not sampled yet, already "
                 "consumed, or was never requested"
             )
         found = where.admin.group(group)
@@ -147,7 +147,7 @@ def show(
 
 
 def _texts(where: Where) -> dict[str, str]:
-    """Prompt id -> text of B_bad; nothing for a viewer, who may see numbers only."""
+    """Prompt id -> text of B_bad; empty for viewers, who may not read texts."""
     try:
         return {entry.prompt_id: prompt.text for entry, prompt in where.client.hard_prompts()}
     except AccessError:
@@ -189,7 +189,7 @@ def _status_lines(status: BufferStatus, url: str) -> Iterator[tuple[str, str]]:
     edges = f"c2 {shown(status.c2)}, c3 {shown(status.c3)}, r_tot {shown(status.r_tot)}"
     yield "B_high", f"{status.num_high} groups; {edges}"
     for label, settled in status.evaluations.items():
-        yield "evaluation", f"{label}: {settled} requests settled"
+        yield "evaluation", f"{label}: {settled} requests finished"
     for worker, leases in status.workers.items():
         yield "worker", f"{worker}: {leases.leased} leased, last call {leases.silent_s:.0f} s ago"
     if status.failures_in_a_row:

@@ -26,11 +26,11 @@ KINDS = ("group", "request", "prompt", "evaluation", "run")
 
 
 def verify(buffer: BufferOrLatest = "latest", as_json: AsJson = False) -> None:
-    """Check every invariant of a live buffer; exit code 1 and one line per violation.
+    """Check every invariant of a live buffer; prints violations and exits with code 1 if there are any.
 
-    It checks frames and records of all groups, reference counts, bytes, queues and leases, B_bad and its capacity,
-    B_high and its window, steps, retained batches, rounds and evaluations, and finds orphans. It reads the whole index:
-    about 5 ms of Redis and 40 ms in all per 1,000 groups.
+    Checks frames and records of all groups, reference counts, byte counts, queues and leases, B_bad and its capacity,
+    B_high and its window, steps, retained batches, rounds, evaluations and orphans. Reads the whole index: about 5 ms
+    of Redis time and 40 ms in total per 1,000 groups.
 
     Examples:
 
@@ -57,7 +57,7 @@ def drop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its id or label, or the name of the run.")],
     yes: Yes = False,
 ) -> None:
-    """Delete an entry of a live buffer; asks for confirmation. Entries that a batch needs are kept.
+    """Delete an entry of a live buffer; asks for confirmation. Entries needed by a batch are kept.
 
     KIND is one of these:
 
@@ -75,7 +75,7 @@ def drop(
       bapo buffer drop http://127.0.0.1:8700 run demo-001 --yes
     """
     if kind not in KINDS:
-        raise ConfigError(f"{kind!r} cannot be dropped{did_you_mean(kind, KINDS)}; write one of {', '.join(KINDS)}")
+        raise ConfigError(f"invalid kind {kind!r}{did_you_mean(kind, KINDS)}; choose from {', '.join(KINDS)}")
     with reach(buffer, changes=True) as where:
         _confirm(where, kind, name, yes=yes)
         typer.echo(_DROPS[kind](where, name))
@@ -111,7 +111,7 @@ def _drop_evaluation(where: Where, name: str) -> str:
     where.client.forget(name)
     if is_held:
         return f"dropped evaluation {name}"
-    return f"no group of an evaluation {name} was held; requests of it that were open are withdrawn"
+    return f"evaluation {name} has no groups; its open requests are canceled"
 
 
 def _drop_run(where: Where, name: str) -> str:

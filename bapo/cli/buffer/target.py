@@ -1,4 +1,4 @@
-"""The buffer that a `bapo buffer` command reads or changes, by its run or its URL; and tables of what it answers."""
+"""Target of `bapo buffer` commands, a run or a URL; and tables for their output."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from bapo.transport.endpoints import buffer_url
 T = TypeVar("T")
 
 PIPE_CHARS = 200
-LONG_ID, LEAST_TEXT = 32, 12
+LONG_ID, MIN_TEXT = 32, 12
 GAP = "  "
 RETRY_S = 2.0
 
 _WHERE = "A run directory, latest, or the URL of a buffer service, such as http://host:8700."
 Buffer = Annotated[str, typer.Argument(metavar="RUN|URL", help=_WHERE, autocompletion=complete_run)]
-"""Of commands that change a buffer, or need another argument: named, never guessed."""
+"""For commands that change a buffer or take another argument: required, never inferred."""
 BufferOrLatest = Annotated[
     str, typer.Argument(metavar="RUN|URL", help=f"{_WHERE} Default: latest.", autocompletion=complete_run)
 ]
-"""Of commands that only read."""
+"""For read-only commands."""
 ParquetFile = Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Offset = Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show up to N.")]
 
@@ -52,9 +52,9 @@ class Where:
     admin: BufferAdmin
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Name the buffer on stderr and ask before something is lost.
+        """Print the buffer to stderr and ask for confirmation of an irreversible change.
 
-        Raises: typer.Abort after a no; ConfigError without a terminal and without `yes`.
+        Raises: typer.Abort if declined; ConfigError without a terminal and without `yes`.
         """
         typer.echo(f"buffer of run {plain(self.client.status().run)} at {self.url}", err=True)
         confirm(question, yes=yes, loses=True)
@@ -62,11 +62,11 @@ class Where:
 
 @contextmanager
 def reach(buffer: str, *, changes: bool = False) -> Iterator[Where]:
-    """The buffer of a run, or at a URL.
+    """Connect to the buffer of a run, or at a URL.
 
     Args:
-        changes: the command changes what the buffer holds, so its run is printed to stderr.
-    Raises: ConfigError; UnavailableError with what to do when it does not answer.
+        changes: the command changes the buffer, so its run is printed to stderr.
+    Raises: ConfigError; UnavailableError with a hint if it does not respond.
     """
     url = buffer if "://" in buffer else None
     directory = None if url else open_run(buffer)
@@ -79,7 +79,7 @@ def reach(buffer: str, *, changes: bool = False) -> Iterator[Where]:
         client = BufferClient(address, retry_s=RETRY_S, full_s=RETRY_S, token=token)
         yield Where(url=client.url, client=client, admin=BufferAdmin(address, retry_s=RETRY_S, token=token))
     except FullError:
-        raise  # it is there
+        raise  # the service is up
     except UnavailableError as error:
         if _is_there(error):
             raise
@@ -87,7 +87,7 @@ def reach(buffer: str, *, changes: bool = False) -> Iterator[Where]:
 
 
 def _is_there(error: UnavailableError) -> bool:
-    """The service itself reported the failure, of its Redis for example; or it accepts calls and hangs."""
+    """Whether the service is up: it reported the failure itself (e.g. of its Redis), or accepts calls but hangs."""
     return error.__cause__ is None or isinstance(error.__cause__, TimeoutError)
 
 
@@ -96,12 +96,12 @@ def _announced(directory: RunDirectory | None) -> str:
     try:
         return buffer_url(load_resolved(directory.config_path), directory, timeout_s=0.0)
     except DeadlineError as error:
-        raise UnavailableError(f"the buffer of run {directory.path} has not listened yet") from error
+        raise UnavailableError(f"the buffer of run {directory.path} is not listening yet") from error
 
 
 def _hint(directory: RunDirectory | None) -> str:
     if directory is None:
-        return "; does a buffer service run there?"
+        return "; is a buffer service running there?"
     return f"; start the run, or only its buffer: bapo up buffer --run {directory.path}"
 
 
@@ -110,7 +110,7 @@ def print_json(value: Any) -> None:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """As wide as the terminal; wide enough for any id in a pipe."""
+    """Console as wide as the terminal; wide enough for any id in a pipe."""
     console = Console(highlight=False, markup=False, stderr=stderr)
     if not console.is_terminal:
         console.width = PIPE_CHARS
@@ -118,14 +118,14 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def following(items: Iterable[T], doing: str, total: int) -> Iterator[T]:
-    """The items; how many of `total` have gone by is seen on a terminal."""
+    """Iterate with a progress bar on a terminal."""
     console = make_console(stderr=True)
     seen = track(items, doing, total=total, console=console, transient=True, disable=not console.is_terminal)
     return iter(seen)
 
 
 def waiting_for(what: str) -> AbstractContextManager[object]:
-    """What one long call waits for, and that it does, is seen on a terminal."""
+    """Show a spinner during a long call on a terminal."""
     return make_console(stderr=True).status(f"waiting for {what}")
 
 
@@ -138,17 +138,17 @@ def table(
     clipped: str = "",
     width: int = PIPE_CHARS,
 ) -> Table:
-    """Rows under the names of `columns`: numbers to the right.
+    """A table with the given `columns`; numbers are right-aligned.
 
     Args:
-        ids: to the left and whole; only very long ones are folded.
-        folded: words that wrap where they do not fit.
-        clipped: text that gets what room the others leave of `width`.
+        ids: columns of ids: left-aligned, folded only if very long.
+        folded: columns that wrap between words.
+        clipped: column of text that is truncated to the remaining `width`.
     """
     cells = {name: [shown(row.get(name)) for row in rows] for name in columns}
     longest = {name: max(map(len, [name, *cells[name]])) for name in columns}
     if clipped:
-        room = max(LEAST_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
+        room = max(MIN_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
         cells[clipped] = [text if len(text) <= room else f"{text[: room - 1]}…" for text in cells[clipped]]
     made = Table(box=None, padding=(0, len(GAP), 0, 0), pad_edge=False, header_style="bright_black")
     for name in columns:
@@ -170,14 +170,14 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def shown(value: Any) -> str:
-    """0.125, 12, -, text in one line."""
+    """Format a cell: 0.125, 12, -, text in one line."""
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else plain(str(value).replace("\n", " "))
 
 
 def size(num_bytes: float) -> str:
-    """512 B, 1.2 kB, 34.5 MB."""
+    """Format bytes: 512 B, 1.2 kB, 34.5 MB."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -186,7 +186,7 @@ def size(num_bytes: float) -> str:
 
 
 def more(total: int, offset: int, num_shown: int) -> str:
-    """What a page leaves out, and how to see it."""
+    """Position of a page in the list, and how to see the next one."""
     if not num_shown:
         return f"none of {total} after the first {offset}"
     end = offset + num_shown

@@ -1,1 +1,1 @@
-"""Commands that answer questions about recorded runs: compare, report, explain, simulate, replay."""
+"""Commands for recorded runs: compare, report, explain, simulate, replay."""

@@ -1,4 +1,4 @@
-"""`bapo compare` and `bapo report`: runs next to each other as tables and figures, and the page of one run."""
+"""`bapo compare` and `bapo report`: tables and figures of several runs, and the page of one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Runs = Annotated[
 ]
 
 
-Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers next to those of the runs.")]
+Paper = Annotated[bool, typer.Option("--paper", help="Show the published results next to those of the runs.")]
 
 
 Against = Annotated[
@@ -37,14 +37,14 @@ Against = Annotated[
     typer.Option(
         "--against",
         metavar="METHOD",
-        help="Compare with this method instead of the first; may be repeated. Figures use the first one named. "
-        "Default: the first method, and DAPO for BAPO where both exist.",
+        help="Baseline method; may be repeated. Figures use the first one. "
+        "Default: the first method, and DAPO for BAPO if both exist.",
     ),
 ]
 
 
 REPORT = "report"
-"""Where a study's report goes, below its directory."""
+"""Folder of a study's report, in its directory."""
 
 
 def compare(
@@ -52,12 +52,12 @@ def compare(
     against: Against = None,
     paper: Paper = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare runs: accuracy and differences with intervals, cost, newly solved prompts.
 
-    Runs that differ only in their seed (mine-s1, mine-s2) are one method. The others are compared with the first
-    method, or with those named by --against. Runs that were evaluated differently are refused, with the difference.
+    Runs that differ only in their seed (mine-s1, mine-s2) are one method. Methods are compared with the first one, or
+    with those given by --against. Runs that were evaluated differently are rejected with an explanation.
 
     Examples:
 
@@ -87,7 +87,7 @@ def report(
     against: Against = None,
     paper: Paper = False,
 ) -> None:
-    """Write the page of one run to RUN/report.html, which opens offline; or figures and tables of several runs.
+    """Write the page of one run to RUN/report.html, which works offline; or figures and tables of several runs.
 
     With --paper and without --out: Table 1 of the paper in the terminal, from the splits that these runs measured.
     For a study, for several runs, or with --out: every figure as PNG and PDF, every table as CSV and Markdown, and
@@ -107,7 +107,7 @@ def report(
         return
     if len(runs) == 1 and not is_study and out is None:
         if against:
-            raise ConfigError("--against compares methods, and this is one run; name several runs, or a study")
+            raise ConfigError("--against compares methods, but this is one run; pass several runs, or a study")
         directory = RunDirectory.open(runs[0])
         export_page(directory.path, directory.report_path)
     if out is None and not is_study:
@@ -138,20 +138,20 @@ def print_table(console: Console, table: Table) -> None:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    # Names and commits of runs are what their files say.
+    # Names and commits of runs come from files.
     header, *rows = [[plain_lines(cell) for cell in row] for row in (table.header, *table.rows)]
     widths = column_widths([header, *rows], console.width)
     for place, name in enumerate(header):
         shown.add_column(Text(name), overflow="fold", width=widths[place] if widths else None)
     for row in rows:
-        # Not plain strings: in them an interval in square brackets would be read as markup, and vanish.
+        # Text, not str: an interval in square brackets would be parsed as markup.
         shown.add_row(*map(Text, row))
     console.print(shown)
     console.print(Text(f"\n{plain_lines(table.note)}\n", "bright_black"))
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Widths in which no word is broken and the tallest cells are as low as they can be; None if words are too wide."""
+    """Column widths that break no word and minimize the height; None if words are too wide."""
     columns = list(zip(*rows, strict=True))
     widths = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
     most = [max(map(len, column)) for column in columns]

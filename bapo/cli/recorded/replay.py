@@ -1,4 +1,4 @@
-"""`bapo replay`: repeat a step of the learner, exactly, without any rollout worker."""
+"""`bapo replay`: replay a learner step exactly, without rollout workers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from bapo.cli.buffer.target import AsJson
 from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError
 
-Step = Annotated[int | None, typer.Option("--step", metavar="N", min=1, help="The step to repeat.")]
+Step = Annotated[int | None, typer.Option("--step", metavar="N", min=1, help="Step to replay.")]
 Frame = Annotated[
     Path | None, typer.Option("--frame", metavar="FILE", help="File of a recorded batch, instead of --step.")
 ]
 
 
-TokenRecords = Annotated[
-    bool, typer.Option("--token-records", help="Write the token records of these steps to RUN, for its page.")
-]
+TokenRecords = Annotated[bool, typer.Option("--token-records", help="Write the token records of these steps to RUN.")]
 
 
 def replay(
@@ -33,10 +31,10 @@ def replay(
     token_records: TokenRecords = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat a learner step on its recorded batch, and compare loss, gradient norm and weights with the run.
+    """Replay a learner step on its recorded batch, and compare loss, gradient norm and weights with the run.
 
-    The learner starts from the latest checkpoint before the step and repeats the steps in between. Nothing is sampled,
-    and nothing in RUN is changed except token records on request. Exit code 4: the step diverges.
+    The learner starts from the latest checkpoint before the step and replays the steps in between. Nothing is sampled,
+    and RUN is not changed, except for token records on request. Exit code 4: the step diverges.
 
     Examples:
 
@@ -47,14 +45,14 @@ def replay(
     directory = open_run(run)
     if (step is None) == (frame is None):
         raise ConfigError(
-            "which step? For example: bapo replay RUN --step 17, or --frame RUN/diverged/step-000117.frame"
+            "no step given. For example: bapo replay RUN --step 17, or --frame RUN/diverged/step-000117.frame"
         )
-    # Planned here too: a step that cannot be repeated is refused before torch is loaded.
+    # Planned here, too: a step that cannot be replayed is rejected before torch is loaded.
     plan = plan_replay_of(directory, frame) if frame else plan_replay(directory, step or 0)
     flags = ["--frame", str(frame)] if frame else ["--step", str(plan.step)]
     flags += ["--token-records"] if token_records else []
     flags += ["--json"] if as_json else []
-    # As the launcher sets it: the number of threads decides in which order sums are taken.
+    # As set by the launcher: the number of threads determines the order of sums.
     os.environ["OMP_NUM_THREADS"] = str(load_resolved(directory.config_path).learner.num_threads)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`bapo simulate`: the batches of a recorded run under other settings of composition."""
+"""`bapo simulate`: the batches of a recorded run with different batch settings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
 
 NOT_ANSWERED = (
-    "These are the batches that the recorded groups would have formed. They do not say what the model would have "
-    "learned: other batches give other weights, and other weights give other responses."
+    "These batches are formed from the recorded groups. They do not show what the model would have learned: "
+    "different batches lead to different weights and responses."
 )
 
 
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def answers(self) -> Counter[Source]:
-        """Re-evaluations of the whole run, by where their outcome comes from."""
+        """Re-evaluations of the run, by the source of their outcome."""
         return sum((step.answers for step in self.simulated), Counter())
 
 
@@ -54,13 +54,13 @@ def simulate(
         int,
         typer.Option("--within", min=0, help="Replace a missing re-evaluation by a group up to N steps away."),
     ] = WITHIN,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of the table, at most.")] = 20,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Maximum number of table rows.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a run's recorded groups through batch construction, with other settings, in seconds.
+    """Rebuild the batches of a run from its recorded groups with different settings, in seconds.
 
-    Without settings it checks that the replay reproduces the recorded batches. Settings are --algorithm.KEY VALUE and
-    --cadence.reevaluation_interval VALUE. It does not say what the model would have learned.
+    Without settings it verifies that the recorded batches are reproduced. Settings are --algorithm.KEY VALUE and
+    --cadence.reevaluation_interval VALUE. It does not predict what the model would have learned.
 
     Examples:
 
@@ -88,7 +88,7 @@ def simulate(
 
 
 def simulated(run: RunDirectory, overrides: Sequence[str], *, within: int) -> Result:
-    """The run as it was and as it would have been. Raises: ConfigError."""
+    """Simulate the run with the recorded and the new settings. Raises: ConfigError."""
     recording = read_recording(run)
     config = load_resolved(run.config_path, overrides)
     recorded = as_recorded(recording)
@@ -106,8 +106,8 @@ def _head(result: Result) -> Iterator[str]:
     yield f"run {result.recording.name}: {result.reproduction.sentence}"
     if not result.reproduction.exact:
         yield (
-            "the records do not hold the whole state (entries may have been dropped from the buffer by hand), so the "
-            "simulation is not exact either"
+            "the records are incomplete (entries may have been dropped from the buffer manually), so the "
+            "simulation is not exact"
         )
     yield from (f"with {change}" for change in result.changes)
 
@@ -193,7 +193,7 @@ def comparison_table(
     changed: bool,
     num_rows: int,
 ) -> Table:
-    """One row per step, or per range of steps where there are more than `num_rows`; a->b: recorded, simulated."""
+    """One row per step, or per range of steps if there are more than `num_rows`; a->b: recorded, simulated."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bright_black")
     table.add_column("step", no_wrap=True)
     for origin in Origin:
@@ -236,13 +236,11 @@ ALL = "all"
 
 def explain(
     run: Run,
-    prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or its beginning; all: every prompt.")
-    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or a prefix; all: every prompt.")],
     step: Annotated[int, typer.Argument(metavar="STEP", help="The learner step.", min=1)],
     as_json: AsJson = False,
 ) -> None:
-    """Explain in one sentence why a prompt was or was not in a batch, with the inequality that decided it.
+    """Explain why a prompt was or was not in a batch, with the deciding inequality.
 
     Examples:
 
@@ -265,6 +263,6 @@ def explain(
         say(explanation.sentence)
     if first is not None and not is_exact:
         say(
-            f"(the replay of the records differs from the run since step {first[0]}: {first[1]}; what is said of "
-            "B_bad, B_high and candidates is of the replay)"
+            f"(the replay of the records differs from the run since step {first[0]}: {first[1]}; B_bad, B_high and "
+            "candidates are those of the replay)"
         )

@@ -1,1 +1,1 @@
-"""Commands about runs: runs, status, watch, logs, scale, stop, view, track, doctor."""
+"""Commands for runs: runs, status, watch, logs, scale, stop, view, track, doctor."""

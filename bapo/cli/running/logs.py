@@ -1,4 +1,4 @@
-"""`bapo logs`: the log files of a run's processes, and new lines as they come."""
+"""`bapo logs`: print and follow the logs of a run's processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ POLL_EVERY_S = 0.5
 def logs(
     run: Run,
     part: Annotated[
-        str | None, typer.Argument(metavar="PART", help="A process, such as learner; default: all of them.")
+        str | None, typer.Argument(metavar="PART", help="A process, such as learner; default: all.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new lines until the run ends.")] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Latest lines of each log to print first.")
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of last lines to print of each log.")
     ] = 20,
 ) -> None:
-    """Print the logs of a run: the latest lines of each process, or of one.
+    """Print the last log lines of each process of a run, or of one.
 
     The files are in RUN/logs. Parts: learner, rollout_server, buffer_service, scheduler, evaluator, dashboard, redis,
     and one per worker.
@@ -58,7 +58,7 @@ def logs(
 def _follow(run: RunDirectory, follower: LogFollower, *, is_prefixed: bool) -> None:
     try:
         while True:
-            may_write_more = run.is_under_way  # read first: the last lines of a run are printed, too
+            may_write_more = run.is_under_way  # read first, so that the last lines of a run are printed, too
             _print(follower.new_lines(), is_prefixed=is_prefixed)
             if not may_write_more:
                 return

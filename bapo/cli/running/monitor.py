@@ -26,9 +26,9 @@ SCALE_TIMEOUT_S = 5.0
 
 
 def watch(run: RunOrLatest = "latest") -> None:
-    """Show the live table of a run until it ends or Ctrl-C; of a run that has ended, its last table.
+    """Show the live table of a run until it ends or Ctrl-C; for a finished run, its last table.
 
-    Outside a terminal: one line per step, process and measurement. The run itself is not affected.
+    Without a terminal: one line per step, process and evaluation. Does not affect the run.
 
     Examples:
 
@@ -55,11 +55,11 @@ def scale(
     try:
         url, token = rollout_url(config, directory, timeout_s=0.0), token_for_run(directory.path)
         client = RolloutClient(url, retry_s=SCALE_TIMEOUT_S, token=token)
-        confirm(f"change its {len(client.workers())} workers to {num}?", yes=yes)
+        confirm(f"change the number of workers from {len(client.workers())} to {num}?", yes=yes)
         client.scale(num)
         workers = client.workers()
     except (DeadlineError, UnavailableError) as error:
-        raise UnavailableError(f"run {directory.path} does not answer, so it cannot be scaled: {error}") from error
+        raise UnavailableError(f"cannot scale run {directory.path}: it does not respond: {error}") from error
     typer.echo(f"{directory.path}: target is {num} rollout worker{'s' if num > 1 else ''}")
     for worker in workers:
         typer.echo(f"{worker.worker_id}: {worker.state}, version {worker.policy_version}")
@@ -67,12 +67,12 @@ def scale(
 
 def doctor(
     config: Tokens = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and failures only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
 ) -> None:
-    """Check what would stop a run on this machine: software, GPUs, ports, memory, disk, Redis, data, reward, model.
+    """Check this machine for a run: software, GPUs, ports, memory, disk, Redis, data, reward, model.
 
-    It takes up to a minute; bapo train CONFIG --dry-run checks the configuration in seconds.
+    Takes up to a minute; bapo train CONFIG --dry-run checks the config in seconds.
 
     Examples:
 
@@ -88,16 +88,16 @@ def doctor(
 def view(
     run: RunOrLatest = "latest",
     export: Annotated[
-        str | None, typer.Option("--export", metavar="FILE", help="Write the page to one file that opens offline.")
+        str | None, typer.Option("--export", metavar="FILE", help="Write the page to one file that works offline.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="0: a free port.")] = 8709,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0: a free port.")] = 8709,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
     """Serve the web page of a run, or of a folder of runs, from the records; or write it to one file.
 
-    The other runs of the folder can be switched to and compared with.
+    The page can switch to and compare with the other runs of the folder.
 
-    A running run serves the same page itself: bapo train prints its URL, and so does bapo status.
+    A running run serves the same page itself; its URL is printed by bapo train and bapo status.
 
     Examples:
 
@@ -115,7 +115,7 @@ def view(
 
 
 def export_page(run: Path, file: str | Path) -> NoReturn:
-    """Write the page of a run to one file; ends with the exit code of that."""
+    """Write the page of a run to one file; exits with its exit code."""
     raise typer.Exit(subprocess.run(_command(run, "--export", str(file)), check=False).returncode)
 
 
@@ -130,13 +130,13 @@ def track(
     run: Run,
     to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="mlflow, tensorboard, trackio or wandb.")],
     project: Annotated[
-        str | None, typer.Option("--project", help="Instead of tracking.project. A new project gets all steps.")
+        str | None, typer.Option("--project", help="Overrides tracking.project. A new project gets all steps.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Send nothing over the network.")] = False,
 ) -> None:
     """Send the metrics of a run to an experiment tracker: all steps so far, and new ones until the run ends.
 
-    Only needed for a run that has no [tracking] in its configuration. Called again, it sends what is new.
+    Only needed for a run without [tracking] in its config. Repeated calls send only new steps.
 
     Examples:
 
@@ -154,7 +154,7 @@ def track(
             if sent:
                 typer.echo(f"{rows} rows sent", err=True)
     except KeyboardInterrupt:
-        typer.echo("stopped; call it again to send the rest", err=True)
+        typer.echo("stopped; run it again to send the rest", err=True)
     typer.echo(f"{directory.path}: {rows} rows sent to {to}")
 
 

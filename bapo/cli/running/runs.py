@@ -1,4 +1,4 @@
-"""`bapo runs` and `bapo status`: which runs there are, and the state of one, from their run directories."""
+"""`bapo runs` and `bapo status`: list runs, and show the state of one, from their run directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
-"""`status` in run.json -> what people read; other values depend on whether the launcher lives."""
+"""`status` in run.json -> displayed state; other values depend on whether the launcher is alive."""
 COLORS = {"running": "green", "starting": "green", "stopped": "yellow", "crashed": "red"}
 
 
@@ -46,9 +46,9 @@ class RunState:
 def runs(
     root: Annotated[str, typer.Argument(metavar="ROOT", help="Folder of run directories.")] = RunConfig().root,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the paths only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the paths.")] = False,
 ) -> None:
-    """List the runs of a folder, the latest first: state, step, held-out accuracy, web page.
+    """List the runs of a folder, latest first: state, step, held-out accuracy, web page.
 
     States: running, finished, stopped (by Ctrl-C or bapo stop) and crashed; a stopped or crashed run can be resumed
     with bapo train --resume RUN.
@@ -59,7 +59,7 @@ def runs(
       bapo runs outputs/study-countdown
     """
     if not Path(root).is_dir():
-        raise ConfigError(f"there is no folder {root}; runs are in run.root, by default {RunConfig().root}")
+        raise ConfigError(f"folder {root} not found; runs are in run.root, by default {RunConfig().root}")
     found = sorted(map(state_of, run_directories(root)), key=lambda run: run.updated_at, reverse=True)
     if as_json:
         print_json([asdict(run) for run in found])
@@ -74,7 +74,7 @@ def runs(
 
 
 def status(run: RunOrLatest = "latest", as_json: AsJson = False) -> None:
-    """Show the state of one run: step, reward, accuracy, time left, processes, URLs and how to continue.
+    """Show the state of a run: step, reward, accuracy, remaining time, processes, URLs and next commands.
 
     Examples:
 
@@ -96,7 +96,7 @@ def run_directories(root: str | Path) -> list[RunDirectory]:
 
 
 def state_of(run: RunDirectory) -> RunState:
-    """What the records of a run say; a damaged run is a row, too."""
+    """State of a run from its records; also for a damaged run."""
     try:
         fields, config = run.read_run(), load_resolved(run.config_path)
         metrics, evaluations = run.read_metrics(), run.read_evaluations()
@@ -123,7 +123,7 @@ def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
         return "created"
     if recorded not in UNDER_WAY:
         return STATES.get(str(recorded), str(recorded))
-    # The launcher of another machine cannot be inspected here: its own word counts.
+    # The launcher of another machine cannot be inspected here: trust its recorded status.
     is_elsewhere = fields.get("host") not in (None, platform.node())
     return str(recorded) if is_elsewhere or run.is_under_way else "crashed"
 

@@ -1,4 +1,4 @@
-"""`bapo stop`: end a run on this machine as Ctrl-C in its terminal would."""
+"""`bapo stop`: stop a run on this machine, like Ctrl-C in its terminal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def stop(
     run: Run,
     yes: Yes = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", metavar="S", min=0.1, help="Exit code 5 if it has not ended by then.")
+        float, typer.Option("--timeout-s", metavar="S", min=0.1, help="Exit code 5 if it has not stopped by then.")
     ] = 60.0,
 ) -> None:
-    """Stop a running run cleanly, as Ctrl-C does; it can be resumed from its latest checkpoint.
+    """Stop a running run gracefully, like Ctrl-C; it can be resumed from its latest checkpoint.
 
     Examples:
 
@@ -47,15 +47,15 @@ def stop(
         while _lives(launcher):
             if time.monotonic() - began > timeout_s:
                 raise DeadlineError(
-                    f"run {directory.path} has not ended within {timeout_s:.0f} s; its launcher, process "
-                    f"{launcher.pid}, still runs: call bapo stop again to end it without grace"
+                    f"run {directory.path} has not stopped within {timeout_s:.0f} s; its launcher (pid "
+                    f"{launcher.pid}) is still running: run bapo stop again to kill it"
                 )
             time.sleep(POLL_EVERY_S)
     typer.echo(f"stopped after {time.monotonic() - began:.1f} s{_how_to_resume(directory)}")
 
 
 def _how_to_resume(run: RunDirectory) -> str:
-    """The command that continues what the launcher did: its verb is in run.json."""
+    """The command that resumes what the launcher did, from the verb in run.json."""
     fields = run.read_run()
     verbs = [word for word in fields.get("command") or () if word in ("train", "buffer")]
     if fields.get("status") == "finished" or not verbs:
@@ -66,21 +66,21 @@ def _how_to_resume(run: RunDirectory) -> str:
 
 
 def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:
-    """The process that supervises the run. Raises: ConfigError when there is none on this machine."""
+    """The launcher process of the run. Raises: ConfigError if there is none on this machine."""
     state = state_name(run, fields)
     if state not in ("running", "starting"):
         raise ConfigError(f"run {run.path} is not running: it is {state}")
     host = fields.get("host")
     if host not in (None, platform.node()):
-        raise ConfigError(f"run {run.path} was started on {host}: call bapo stop there")
+        raise ConfigError(f"run {run.path} was started on {host}: run bapo stop there")
     try:
         found = psutil.Process(int(fields["pid"]))
         is_launcher = any(LAUNCHER in word for word in found.cmdline())
     except (psutil.Error, KeyError, ValueError):
         is_launcher = False
-    # The system may have given the id of a launcher that was killed to another process.
+    # The pid of a killed launcher may have been reused.
     if not is_launcher or found.pid == os.getpid():
-        raise ConfigError(f"run {run.path} is not running: its launcher, process {fields.get('pid')}, has ended")
+        raise ConfigError(f"run {run.path} is not running: its launcher (pid {fields.get('pid')}) has exited")
     return found
 
 

@@ -27,22 +27,22 @@ BATCH_SIZE = 32
 """Prompts per step, unless the data has fewer."""
 MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "response", "output")
 CHAT_NAMES = ("instruct", "chat", "-it")
-"""Parts of the names of models that have a chat template."""
+"""Substrings in the names of models with a chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What the first rows of the training data say."""
+    """Properties detected from the first rows of the training data."""
 
     prompt_column: str = "prompt"
     answer_column: str | None = None
-    """None: recognized by its layout."""
+    """None: detected from the layout."""
     is_text: bool = True
-    """Whether prompts are text, not lists of messages."""
+    """Whether prompts are text rather than lists of messages."""
     num_rows: int | None = None
-    """Up to a batch; None: not read."""
+    """Number of rows, up to a batch; None: not read."""
     extra_columns: tuple[str, ...] = ()
-    """Further columns; after the reward is known, those that it names."""
+    """Additional columns; once the reward is known, its arguments."""
 
 
 def init(
@@ -58,18 +58,18 @@ def init(
         typer.Option("--reward", metavar="REWARD", help="file.py:function; default: exact match with the answer."),
     ] = None,
     held_out: Annotated[
-        str | None, typer.Option("--held-out", metavar="FILE", help="Data to measure accuracy on, as --data.")
+        str | None, typer.Option("--held-out", metavar="FILE", help="Evaluation data, like --data.")
     ] = None,
     preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The method, such as grpo or bapo.")] = "bapo",
-    prompt_column: Annotated[str | None, typer.Option(help="Column of the prompts; default: recognized.")] = None,
-    answer_column: Annotated[str | None, typer.Option(help="Column of the answers; default: recognized.")] = None,
+    prompt_column: Annotated[str | None, typer.Option(help="Column of the prompts; default: detected.")] = None,
+    answer_column: Annotated[str | None, typer.Option(help="Column of the answers; default: detected.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path("run.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
 ) -> None:
     """Write a commented run.toml for your model, data and reward.
 
-    It checks that model, data and reward can be loaded, and sets the dozen settings that most runs change; the preset
-    has the others.
+    Checks that model, data and reward can be loaded, and sets the dozen settings that most runs change; the preset
+    defines the rest.
 
     Examples:
 
@@ -79,7 +79,7 @@ def init(
       bapo train run.toml
     """
     if output.exists() and not force:
-        raise ConfigError(f"{output} exists; overwrite it with --force, or name another file with --output FILE")
+        raise ConfigError(f"{output} exists; overwrite it with --force, or choose another file with --output FILE")
     _check_model(model)
     found = inspect_data(data, prompt_column, answer_column)
     if reward is not None:
@@ -101,9 +101,9 @@ def init(
 
 
 def inspect_data(source: str, prompt_column: str | None, answer_column: str | None) -> Data:
-    """Read the first rows of the training data. A data set of the Hub is not downloaded.
+    """Read the first rows of the training data. Data sets on the Hub are not downloaded.
 
-    Raises: ConfigError for a file that is missing or malformed, or a column that is not there.
+    Raises: ConfigError for a missing or malformed file, or a missing column.
     """
     if not is_file(source):
         return Data(prompt_column=prompt_column or "prompt", answer_column=answer_column)
@@ -123,12 +123,12 @@ def inspect_data(source: str, prompt_column: str | None, answer_column: str | No
 
 
 def _column(row: Row, given: str | None, usual: Sequence[str], what: str) -> str:
-    """The column that is given, or the first of the usual ones that the row has."""
+    """The given column, or the first common one in the row."""
     found = next((name for name in ([given] if given else usual) if row.has(name)), None)
     if found is None:
         hint = did_you_mean(given, row.values) if given else ""
-        wanted = f"no column {given!r}{hint}" if given else f"none of the usual {what} columns ({', '.join(usual)})"
-        raise ConfigError(f"{row.where}: {wanted}; name it with --{what}-column. The row has {', '.join(row.values)}")
+        wanted = f"no column {given!r}{hint}" if given else f"no {what} column found (tried {', '.join(usual)})"
+        raise ConfigError(f"{row.where}: {wanted}; set it with --{what}-column. The row has {', '.join(row.values)}")
     return found
 
 
@@ -136,20 +136,20 @@ def _check_model(model: str) -> None:
     if Path(model).is_dir():
         if missing := missing_parts(Path(model)):
             raise ConfigError(
-                f"--model: {model} has no {' and no '.join(missing)}; name a folder in Hugging Face format"
+                f"--model: {model} has no {' and no '.join(missing)}; use a folder in Hugging Face format"
             )
     elif not is_hub_id(model):
-        raise ConfigError(f"--model: there is no folder {model}, and it is not a Hugging Face id like owner/name")
+        raise ConfigError(f"--model: folder {model} not found, and it is not a Hugging Face id like owner/name")
 
 
 def _check_reward(reward: str) -> None:
-    """Load it in a process of its own, as a run does. Raises: ConfigError."""
+    """Load the reward in a separate process, as in a run. Raises: ConfigError."""
     with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)):
         pass
 
 
 def _columns_named_by(reward: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns that are arguments of the reward function, from its source: user code is not imported here."""
+    """Columns that are arguments of the reward function, parsed from its source without importing user code."""
     place, _, function = reward.removeprefix("trl:").rpartition(":")
     if not place.endswith(".py"):
         return ()
@@ -163,12 +163,12 @@ def _columns_named_by(reward: str, columns: Sequence[str]) -> tuple[str, ...]:
 def run_toml(
     model: str, data: str, reward: str | None, held_out: str | None, preset: str, found: Data, output: Path
 ) -> str:
-    """The text of the file: about 25 lines, a comment on each setting."""
+    """Content of the file: about 25 lines, with a comment on each setting."""
     batch_size = min(BATCH_SIZE, found.num_rows or BATCH_SIZE)
     num_gpus = num_gpu_files()
     rows = [
         f"# Check: bapo train {output} --dry-run    Start: bapo train {output}",
-        f"# Every setting: bapo config show {output}; their meaning: docs/configuration.md",
+        f"# All settings: bapo config show {output}; reference: docs/configuration.md",
         "",
         (f"preset = {_toml(preset)}", "the method; bapo config presets lists all"),
         "",
@@ -190,17 +190,17 @@ def run_toml(
         ("group_size = 8", "responses per prompt"),
         "",
         "[rollout]",
-        ("num_workers = 1", "inference engines; on GPUs one per GPU"),
-        ("max_prompt_tokens = 512", "longer prompts are refused"),
+        ("num_workers = 1", "inference engines; one per GPU"),
+        ("max_prompt_tokens = 512", "longer prompts are rejected"),
         ("max_response_tokens = 1024", "longer responses are truncated"),
         *([("engine_options = { gpu_memory_utilization = 0.4 }", "shared with the learner")] if num_gpus == 1 else []),
         "",
         "[learner]",
-        ("lr = 1e-6", "small models take more: 1e-5 to 1e-4"),
+        ("lr = 1e-6", "use 1e-5 to 1e-4 for small models"),
         (f"minibatch_size = {max(1, batch_size // 2)}", "prompts per update"),
         "",
         "[evaluation]",
-        ("every = 10", "steps between evaluations" if held_out else "needs held_out data: see [task] options"),
+        ("every = 10", "steps between evaluations" if held_out else "requires held_out data: see [task] options"),
     ]
     return "\n".join(row if isinstance(row, str) else f"{row[0]:<33} # {row[1]}" for row in rows) + "\n"
 
@@ -230,7 +230,7 @@ def _has_chat_template(model: str) -> bool:
 
 
 def _columns(found: Data) -> str:
-    """Options of `bapo reward test` for columns that it would not find."""
+    """Options of `bapo reward test` for columns that it would not detect."""
     prompt = f" --prompt-column {found.prompt_column}" if found.prompt_column != "prompt" else ""
     answer = f" --answer-column {found.answer_column}" if found.answer_column else ""
     return prompt + answer + (f" --columns {','.join(found.extra_columns)}" if found.extra_columns else "")

@@ -1,4 +1,4 @@
-"""What a configuration must say before a run starts, and `--dry-run`, which checks the rest and starts nothing."""
+"""Required settings of a run, and `--dry-run`, which checks the rest without starting anything."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 
 DEMO = "deploy/configs/demo.toml"
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would start, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would start.")]
 HOW_TO_NAME = {
-    "model": "write --model.path MODEL, or path = ... below [model]",
-    "task": "write --task.name TASK, or name = ... below [task]",
+    "model": "pass --model.path MODEL, or set path in [model]",
+    "task": "pass --task.name TASK, or set name in [task]",
 }
 
 
 def refuse_empty(tokens: Sequence[str] | None) -> None:
-    """Refuse a start without any configuration, with what to do instead. Raises: ConfigError."""
+    """Reject a start without a config, with suggestions. Raises: ConfigError."""
     if tokens:
         return
     first_line, *other_presets = next(iter(PRESET_GROUPS.values()))
     demo = f"\n  the demo             bapo train {DEMO}" if Path(DEMO).is_file() else ""
     raise ConfigError(
-        "no configuration given. Start with one of these:\n"
+        "no config given. Start with one of these:\n"
         "  your model and data  bapo init --model MODEL --data train.jsonl --reward rewards.py:score\n"
         f"                       bapo train run.toml{demo}\n"
         f"  a method             preset = {first_line!r} in run.toml; also {', '.join(other_presets)}\n"
@@ -44,10 +44,10 @@ def refuse_empty(tokens: Sequence[str] | None) -> None:
 
 
 def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
-    """Refuse presets that have no effect, and a configuration that leaves model or task to a default.
+    """Reject presets without effect, and a config that does not set model or task.
 
     Args:
-        example: a command that works; default: the same with the demo's model and task.
+        example: a valid command; default: the same with the demo's model and task.
     Raises: ConfigError.
     """
     files, overrides = split_tokens(tokens)
@@ -57,7 +57,7 @@ def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
     for layer, name in named[:-1]:
         if layer.source.startswith("preset ") and name != in_effect:
             raise ConfigError(
-                f"presets {name} and {in_effect} are both named, and a run has one: leave {name} out, or keep it with "
+                f"presets {name} and {in_effect} are both given, but a run has one: remove {name}, or select it with "
                 f"--preset {name}"
             )
     beneath = preset_layers(in_effect) if in_effect else []
@@ -65,12 +65,12 @@ def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
         what for what, key in (("model", "path"), ("task", "name")) if not _names([*beneath, *layers], what, key)
     ]
     if missing:
-        where = f"preset {in_effect}" if in_effect else "the configuration"
+        where = f"preset {in_effect}" if in_effect else "the config"
         raise ConfigError(
-            "\n".join(f"{where} names no {what}: {HOW_TO_NAME[what]}" for what in missing)
+            "\n".join(f"{where} does not set a {what}: {HOW_TO_NAME[what]}" for what in missing)
             + "\nfor example: "
             + (example or f"bapo train {' '.join(tokens)} --model.path models/countdown-tiny --task.name countdown")
-            + "; or write a configuration with bapo init"
+            + "; or create a config with bapo init"
         )
 
 
@@ -80,12 +80,12 @@ def _names(layers: Sequence[Layer], section: str, key: str) -> bool:
 
 
 def dry_run_of(config: Config, verb: str) -> None:
-    """Check the configuration on this machine, as far as that takes seconds; ends with exit code 0 or 2."""
+    """Run the fast checks of the config on this machine; exits with code 0 or 2."""
     launch("dry-run", config, "--for", verb)
 
 
 def launch(verb: str, config: Config, *flags: str) -> None:
-    """Run a verb of the launcher that reads a configuration and no run; ends with its exit code."""
+    """Run a launcher command that takes a config instead of a run; exits with its exit code."""
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix=f"bapo-{verb}-") as folder:
         path = Path(folder) / "config.toml"
@@ -96,5 +96,5 @@ def launch(verb: str, config: Config, *flags: str) -> None:
 
 
 def create_run(config: Config) -> RunDirectory:
-    """A new run directory with the resolved configuration. Raises: ConfigError when it exists."""
+    """Create a run directory with the resolved config. Raises: ConfigError if it exists."""
     return RunDirectory.create(Path(config.run.root) / config.run.name, dump_toml(config))

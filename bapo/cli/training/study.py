@@ -1,4 +1,4 @@
-"""`bapo study`: methods x seeds on one machine, each a run of its own."""
+"""`bapo study`: run methods x seeds on one machine."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from bapo.runtime.run_directory.files import locked
 INTERRUPTED = 130
 FAILED = 1
 CORES_PER_RUN = 1.0
-"""Less than the 1.3 that a run alone keeps busy (docs/results.md): engine and learner take turns, and one run per core
-leaves none idle."""
+"""Less than the 1.3 cores that a single run uses (docs/results.md): engine and learner alternate, so one run per core
+keeps all cores busy."""
 QUIET_S = 60.0
-"""Where there is no terminal, a progress line this often."""
+"""Interval of progress lines without a terminal."""
 
 
 def study(
     file: Annotated[str, typer.Argument(metavar="STUDY.toml", help="Methods, seeds and common settings.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its time, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its estimated time.")] = False,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="METHOD", help="Only this method; may be repeated.")
     ] = None,
     budget_s: Annotated[
-        float | None, typer.Option("--budget-s", metavar="S", help="Start no run that would end later than this.")
+        float | None, typer.Option("--budget-s", metavar="S", help="Start no run that would end after this time.")
     ] = None,
     parallel: Annotated[
-        int | None, typer.Option("--parallel", metavar="N", min=1, help="Runs at a time, instead of the file's.")
+        int | None, typer.Option("--parallel", metavar="N", min=1, help="Concurrent runs; overrides the file.")
     ] = None,
     pack_into: Annotated[
-        Path | None, typer.Option("--pack", metavar="FILE.tar.xz", help="Write the records of finished runs, and stop.")
+        Path | None, typer.Option("--pack", metavar="FILE.tar.xz", help="Write finished runs to a file.")
     ] = None,
     unpack_from: Annotated[
-        Path | None, typer.Option("--unpack", metavar="FILE.tar.xz", help="Read finished runs from a file, and stop.")
+        Path | None, typer.Option("--unpack", metavar="FILE.tar.xz", help="Read finished runs from a file.")
     ] = None,
 ) -> None:
-    """Run several methods with several seeds, each as a run of its own, and resume where an earlier call stopped.
+    """Run several methods with several seeds, resuming where an earlier call stopped.
 
-    Ctrl-C stops the running runs, which the next call resumes; a run that fails does not stop the others.
+    Ctrl-C stops the active runs, which the next call resumes; a failed run does not stop the others.
 
     Examples:
 
@@ -82,7 +82,7 @@ def study(
     if dry_run:
         return
     make_folder(planned)
-    with locked(planned.path / ".lock", f"the study {planned.path} is in progress in another process"):
+    with locked(planned.path / ".lock", f"study {planned.path} is already running in another process"):
         outcome = _run(planned, at_once, budget_s, console)
     for line in end_lines(planned, outcome, file):
         console.print(Text(line, "red" if outcome.failed else ""), soft_wrap=True)
@@ -94,16 +94,16 @@ def study(
 
 def _move(planned: Study, pack_into: Path | None, unpack_from: Path | None) -> None:
     if pack_into and unpack_from:
-        raise ConfigError("--pack and --unpack do opposite things: give one of them")
+        raise ConfigError("--pack and --unpack are mutually exclusive")
     if pack_into:
         packed = pack(planned, pack_into)
         typer.echo(f"{pack_into}: {len(packed.runs)} finished runs packed, {len(packed.left)} are not finished")
         return
     assert unpack_from is not None
     make_folder(planned)
-    with locked(planned.path / ".lock", f"the study {planned.path} is in progress in another process"):
+    with locked(planned.path / ".lock", f"study {planned.path} is already running in another process"):
         moved = unpack(unpack_from, planned)
-    typer.echo(f"{planned.path}: {len(moved.runs)} runs unpacked, {len(moved.left)} were there already")
+    typer.echo(f"{planned.path}: {len(moved.runs)} runs unpacked, {len(moved.left)} already existed")
 
 
 def _run(planned: Study, parallel: int, budget_s: float | None, console: Console) -> Outcome:

@@ -1,4 +1,4 @@
-"""`bapo train` and `bapo eval`: a run from its start or from a checkpoint, and one measurement."""
+"""`bapo train` and `bapo eval`: start or resume a run, and evaluate a model."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def train(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train a model: start all processes on this machine, show progress, end with a summary.
+    """Train a model: start all processes on this machine, show progress, print a summary at the end.
 
-    Ctrl-C, or bapo stop RUN from another terminal, stops the run so that it can be resumed.
+    Stop the run with Ctrl-C, or with bapo stop RUN from another terminal; it can be resumed.
 
     Examples:
 
@@ -82,7 +82,7 @@ def evaluate(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure held-out accuracy of a run's checkpoint or of a model, with the run's inference engine.
+    """Evaluate a checkpoint of a run, or a model, on held-out data.
 
     Examples:
 
@@ -93,11 +93,11 @@ def evaluate(
     target = run_path(target)
     if (Path(target) / "config.toml").is_file():
         if files:
-            raise ConfigError(f"{target} is a run and has its own configuration; leave out {', '.join(files)}")
+            raise ConfigError(f"{target} is a run and has its own config; remove {', '.join(files)}")
         run = RunDirectory.open(target)
         model, files = _checkpoint(run, step), [str(run.config_path)]
     elif step is not None:
-        raise ConfigError(f"--step names a checkpoint of a run, and {target} is not a run directory")
+        raise ConfigError(f"--step requires a run, but {target} is not a run directory")
     elif not Path(target).is_dir() and (not is_hub_id(target) or Path(target).parts[0] == "outputs"):
         raise ConfigError(f"{target} is neither a run directory, nor a model folder, nor a Hugging Face id")
     elif Path(target).is_dir() and (missing := missing_parts(Path(target))):
@@ -115,7 +115,7 @@ def evaluate(
 
 
 def describe(config: Config, run: RunDirectory) -> str:
-    """What is about to start: sizes per step, updates and staleness."""
+    """Summary of the run to start: sizes per step, updates and staleness."""
     algorithm, learner, cadence = config.algorithm, config.learner, config.cadence
     num_updates = -(-algorithm.batch_size // learner.minibatch_size) * learner.epochs
     return (
@@ -129,11 +129,11 @@ def describe(config: Config, run: RunDirectory) -> str:
 
 
 def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
-    """Hand a run that exists to the launcher. Raises: ConfigError."""
+    """Exec the launcher to resume a run. Raises: ConfigError."""
     if tokens:
         raise ConfigError(
-            f"--resume continues {path} with its own configuration; leave out {' '.join(tokens)} "
-            "(another configuration is another run)"
+            f"--resume continues {path} with its own config; remove {' '.join(tokens)} "
+            "(a different config needs a new run)"
         )
     run = open_run(path)
     num_steps = load_resolved(run.config_path).run.num_steps
@@ -147,8 +147,8 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
 def _checkpoint(run: RunDirectory, step: int | None) -> str:
     steps = run.checkpoint_steps()
     if not steps:
-        raise ConfigError(f"run {run.path} has no checkpoint yet; name a model instead")
+        raise ConfigError(f"run {run.path} has no checkpoint yet; pass a model instead")
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
-        raise ConfigError(f"run {run.path} has no checkpoint of step {chosen}; it has {', '.join(map(str, steps))}")
+        raise ConfigError(f"run {run.path} has no checkpoint of step {chosen}; available: {', '.join(map(str, steps))}")
     return str(run.checkpoint_dir(chosen) / "hf")

@@ -1,4 +1,4 @@
-"""`bapo up` and `bapo create`: the services of a run without its learner, the buffer alone, a run directory alone."""
+"""`bapo up` and `bapo create`: start the services of a run without its learner, or only create its directory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BUFFER_ALONE = "buffer"
 def up(
     config: Tokens = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="up buffer: run directory to create or to reopen.")
+        str | None, typer.Option("--run", metavar="RUN", help="For up buffer: run directory to create or reopen.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Start the services of a run without its learner.
 
-    These are Redis, buffer service, workers, scheduler, evaluator and web page. With the word buffer first: Redis and
-    buffer service only, for the training loop of another framework.
+    These are Redis, buffer service, workers, scheduler, evaluator and web page. With buffer as the first argument: only
+    Redis and the buffer service, for the training loop of another framework.
 
     Examples:
 
@@ -41,7 +41,7 @@ def up(
         up_buffer(config[1:], run, dry_run=dry_run)
         return
     if run is not None:
-        raise ConfigError(f"--run belongs to `bapo up buffer`; name other runs with --run.name {Path(run).name}")
+        raise ConfigError(f"--run is only for `bapo up buffer`; otherwise use --run.name {Path(run).name}")
     resolved = load_named(config)
     refuse_unnamed(config or [])
     if dry_run:
@@ -54,7 +54,7 @@ def up(
 def create(config: Tokens = None) -> None:
     """Create a run directory without starting anything.
 
-    A run directory that exists keeps its configuration. Compose and Kubernetes start with this command.
+    An existing run directory keeps its config. Used by the Compose and Kubernetes deployments.
 
     Examples:
 
@@ -63,25 +63,23 @@ def create(config: Tokens = None) -> None:
     resolved = load_named(config)
     path = Path(resolved.run.root) / resolved.run.name
     if (path / "config.toml").is_file():
-        typer.echo(f"run directory {path} exists and keeps its configuration")
+        typer.echo(f"run directory {path} exists, keeping its config")
         return
     run = create_run(resolved)
-    run.update_run(commit=build_info.commit())  # no launcher does: the processes of this run are started elsewhere
+    run.update_run(commit=build_info.commit())  # there is no launcher: the processes of this run are started separately
     typer.echo(f"run directory {run.path}")
 
 
 EXTERNAL_LEARNER = ["--learner.minibatch_size", "1", "--learner.num_ranks", "1"]
-"""The learner is another framework's: its sizes must not refuse a small batch. Later overrides take precedence."""
+"""The learner is external: its sizes must not reject a small batch. Later overrides take precedence."""
 
 
 def up_buffer(tokens: Sequence[str], run: str | None, *, dry_run: bool) -> None:
-    """Start the buffer on a new run directory, or reopen one that exists. Raises: ConfigError."""
+    """Start the buffer on a new or existing run directory. Raises: ConfigError."""
     exists = run is not None and (Path(run) / "config.toml").is_file()
     config = _kept_config(str(run), tokens) if exists else _new_config(tokens, run)
     if config.buffer.url:
-        raise ConfigError(
-            f"buffer.url = {config.buffer.url} names a service that already runs: there is nothing to start"
-        )
+        raise ConfigError(f"buffer.url = {config.buffer.url} is a running service: there is nothing to start")
     if dry_run:
         typer.echo(dump_toml(config), nl=False)
         return
@@ -93,14 +91,12 @@ def up_buffer(tokens: Sequence[str], run: str | None, *, dry_run: bool) -> None:
 
 def _kept_config(run: str, tokens: Sequence[str]) -> Config:
     if tokens:
-        raise ConfigError(
-            f"{run} exists and keeps its configuration; leave out {' '.join(tokens)}, or name a new --run"
-        )
+        raise ConfigError(f"{run} exists and keeps its config; remove {' '.join(tokens)}, or choose a new --run")
     return load_resolved(RunDirectory.open(run).config_path)
 
 
 def _new_config(tokens: Sequence[str], run: str | None) -> Config:
-    """Of a new run, named `buffer-001`, ... unless its path, a file or an override names it."""
+    """Config of a new run, named `buffer-001`, ... unless its path, a file or an override sets the name."""
     files, overrides = split_tokens(tokens)
     overrides = [*EXTERNAL_LEARNER, *overrides]
     if run is not None:

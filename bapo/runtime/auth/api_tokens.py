@@ -1,11 +1,11 @@
-"""Tokens between services: which one this process sends, and which ones a service accepts.
+"""API tokens between services: the token this process sends, and the tokens a service accepts.
 
     caller   BAPO_TOKEN_FILE (or BAPO_TOKEN)                    -> Authorization: Bearer TOKEN
     service  BAPO_ACCEPTED_TOKENS_FILE (or BAPO_ACCEPTED_TOKENS) -> lines "role sha256-of-token"
 
-A service knows digests only. Two lines of one role are two active tokens: that is how one is replaced without a pause.
-Both files are read again when they change. How a set is made and kept on disk is in `bapo.runtime.auth.token_store`;
-what each role may do is each service's own table. Tokens are never logged, and no message repeats one.
+A service stores only digests. Two lines of a role are two active tokens, for rotation without downtime. Both files are
+reloaded when they change. Token sets on disk are in `bapo.runtime.auth.token_store`; permissions of a role are defined
+by each service. Tokens are never logged or included in messages.
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ TOKEN_FILE = "BAPO_TOKEN_FILE"  # noqa: S105
 ACCEPTED = "BAPO_ACCEPTED_TOKENS"
 ACCEPTED_FILE = "BAPO_ACCEPTED_TOKENS_FILE"
 LISTEN_HOST = "BAPO_HOST"
-"""The address that every process of a container listens on."""
+"""Address that every process of a container listens on."""
 
-LOOK_AGAIN_S = 1.0
-"""How soon a service notices that a token is not accepted any more; a new one it looks for when it is shown."""
+RELOAD_S = 1.0
+"""Interval in which a service notices revoked tokens; an unknown token triggers a reload immediately."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Token(Protocol):
-    """What a caller shows."""
+    """The token source of a caller."""
 
     def __call__(self) -> str | None:
-        """The token to send now; None: send none."""
+        """The current token; None: no token."""
         ...
 
     def before(self) -> str | None:
-        """The one before it, as far as this process has known one: valid until it is retired."""
+        """The previous token, if known to this process; valid until it is retired."""
         ...
 
 
 class Role(StrEnum):
-    """The role of a caller. Each service has a table of what a role may do."""
+    """The role of a caller. Each service defines the permissions of a role."""
 
     WORKER = "worker"
     """A rollout server and its workers: claim requests, push groups."""
     LEARNER = "learner"
-    """Take batches, read what they do not train, report progress, publish weights, snapshot and restore."""
+    """Pull batches, read untrained groups, report progress, publish weights, snapshot and restore."""
     SCHEDULER = "scheduler"
-    """Ask for fresh groups and for hard prompts again."""
+    """Enqueue fresh requests and re-evaluations."""
     EVALUATOR = "evaluator"
-    """Ask for held-out groups and collect them."""
+    """Enqueue and collect evaluations."""
     VIEWER = "viewer"
-    """Read numbers; change nothing and read no group."""
+    """Read metrics and status, but no groups; change nothing."""
     OPERATOR = "operator"
-    """The person whose run it is: everything."""
+    """Full access."""
 
 
 def digest(token: str) -> str:
-    """What a service keeps of a token. Tokens have 256 random bits, so a plain hash cannot be searched."""
+    """The digest of a token. Tokens have 256 random bits, so a plain hash is safe."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -77,13 +77,13 @@ NO_FILE = (0, 0)
 
 
 def _state_of(path: Path) -> tuple[int, int]:
-    """Another one when the file has changed: two files that replace each other may have the same time."""
+    """Fingerprint of a file; includes the inode, because a replaced file may have the same mtime."""
     found = path.stat()
     return found.st_mtime_ns, found.st_ino
 
 
 class FileToken:
-    """A token in a file, read again when the file changes."""
+    """A token in a file, reloaded when the file changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,7 +91,7 @@ class FileToken:
         self._token, self._before = "", ""
 
     def __call__(self) -> str:
-        """The token. Raises: AccessError when the file cannot be read or holds none."""
+        """The token. Raises: AccessError if the file is unreadable or has no token."""
         try:
             state = _state_of(self._path)
             if state != self._state:
@@ -100,16 +100,16 @@ class FileToken:
                     self._before = self._token
                 self._token, self._state = found, state
         except OSError as error:
-            raise AccessError(f"the token in {self._path} cannot be read: {error.strerror}") from error
+            raise AccessError(f"cannot read the token file {self._path}: {error.strerror}") from error
         return checked(self._token, str(self._path))
 
     def before(self) -> str | None:
-        """What the file held before its newest change; None when this process has seen no change."""
+        """The token before the last change of the file; None if this process has seen no change."""
         return self._before or None
 
 
 class FixedToken:
-    """Always the same one."""
+    """A constant token."""
 
     def __init__(self, token: str | None) -> None:
         self._token = token
@@ -119,12 +119,12 @@ class FixedToken:
         return self._token
 
     def before(self) -> None:
-        """There was none."""
+        """None."""
         return
 
 
 def own_token() -> Token:
-    """What this process was given: by file, by environment, or nothing."""
+    """The token of this process, from a file, the environment, or none."""
     if path := os.environ.get(TOKEN_FILE):
         return FileToken(Path(path))
     token = os.environ.get(TOKEN)
@@ -132,35 +132,35 @@ def own_token() -> Token:
 
 
 def checked(token: str, where: str) -> str:
-    """The token as it is. Raises: AccessError, without repeating it, when it cannot be one."""
+    """Validate a token. Raises: AccessError, without including the token."""
     if not _TOKEN.fullmatch(token):
-        raise AccessError(f"{where} holds no token: one line of at least 16 characters A-Z a-z 0-9 . _ ~ + / = -")
+        raise AccessError(f"{where} has no token: must be one line of at least 16 characters A-Z a-z 0-9 . _ ~ + / = -")
     return token
 
 
 class Keyring:
-    """The tokens that a service accepts. Safe to share between threads."""
+    """The tokens that a service accepts. Thread-safe."""
 
     def __init__(self, text: str = "", *, path: Path | None = None) -> None:
         """
         Args:
-            text: "role digest" per line; commas and colons do as well, for an environment variable.
-            path: read from there instead, and again whenever it changes.
-        Raises: ConfigError when the text is malformed or empty, or the file unreadable.
+            text: "role digest" per line; commas and colons are also accepted, for environment variables.
+            path: read from this file instead, reloading it when it changes.
+        Raises: ConfigError if the text is malformed or empty, or the file unreadable.
         """
         self._path = path
         self._state = NO_FILE
         self._looked_s = time.monotonic()
-        self._seldom = RateLimitedFilter()
+        self._limiter = RateLimitedFilter()
         self._known = _parse(text, ACCEPTED) if path is None else self._read(path)
 
     def role_of(self, token: str) -> Role | None:
-        """Whose token it is; None when it is not accepted. Compares with all accepted ones, whatever it finds."""
+        """The role of a token; None if it is not accepted. Always compares with all accepted tokens."""
         given = digest(token)
-        if time.monotonic() - self._looked_s >= LOOK_AGAIN_S:
+        if time.monotonic() - self._looked_s >= RELOAD_S:
             self._reread()
         found = self._find(given)
-        if found is None and self._reread():  # callers take a new token at once
+        if found is None and self._reread():  # callers use a new token immediately
             found = self._find(given)
         return found
 
@@ -176,10 +176,10 @@ class Keyring:
             self._state = _state_of(path)
             return _parse(path.read_text(), str(path))
         except OSError as error:
-            raise ConfigError(f"the accepted tokens in {path} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"cannot read the accepted tokens in {path}: {error.strerror}") from error
 
     def _reread(self) -> bool:
-        """Whether the file has changed, and is read again."""
+        """Reload the file if it has changed; returns whether it was reloaded."""
         if self._path is None:
             return False
         self._looked_s = time.monotonic()
@@ -188,10 +188,10 @@ class Keyring:
                 return False
             self._known = self._read(self._path)
         except (ConfigError, OSError) as error:
-            if self._seldom.is_due("unreadable"):  # every wrong token leads here
-                log.warning("the tokens that were accepted before stay accepted: %s", error)
+            if self._limiter.is_due("unreadable"):  # reached for every invalid token
+                log.warning("keeping the previously accepted tokens: %s", error)
             return False
-        log.info("accepted tokens were read again: %d", len(self._known))
+        log.info("reloaded accepted tokens: %d", len(self._known))
         return True
 
 
@@ -201,28 +201,28 @@ def _parse(text: str, where: str) -> tuple[tuple[Role, str], ...]:
     roles = set(Role)
     if not pairs or len(words) % 2 or any(role not in roles or not _DIGEST.fullmatch(known) for role, known in pairs):
         raise ConfigError(
-            f"{where} must hold pairs 'role sha256-of-token', with roles {', '.join(Role)}; "
-            "`bapo tokens create FOLDER` makes such a set"
+            f"{where} must contain pairs 'role sha256-of-token', with roles {', '.join(Role)}; "
+            "create them with `bapo tokens create FOLDER`"
         )
     return tuple((Role(role), known) for role, known in pairs)
 
 
 def listen_host(flag: str | None, configured: str) -> str:
-    """The address to listen on: of the command line, of BAPO_HOST, of the configuration, in this order."""
+    """The address to listen on: from the command line, BAPO_HOST, or the config, in this order."""
     return flag or os.environ.get(LISTEN_HOST) or configured
 
 
 def keyring_for(what: str, host: str, policy: str) -> Keyring | None:
-    """What a service that listens on `host` accepts; None: everybody.
+    """The tokens accepted by a service that listens on `host`; None: no authentication.
 
     Args:
         what: the service, for messages.
-        policy: `security.tokens` of the configuration: `auto` or `off`.
-    Raises: ConfigError for a service that others can reach and that was given no tokens.
+        policy: `security.tokens`: `auto` or `off`.
+    Raises: ConfigError for a service that is reachable from other machines without accepted tokens.
     """
     if policy == "off":
         if not is_loopback(host):
-            log.warning("%s on %s takes calls from everybody: security.tokens = off", what, host)
+            log.warning("%s on %s requires no authentication: security.tokens = off", what, host)
         return None
     if path := os.environ.get(ACCEPTED_FILE):
         return Keyring(path=Path(path))
@@ -231,14 +231,14 @@ def keyring_for(what: str, host: str, policy: str) -> Keyring | None:
     if is_loopback(host):
         return None
     raise ConfigError(
-        f"{what} would listen on {host} for everybody who can reach it: name the tokens that it accepts in "
-        f"{ACCEPTED_FILE} (`bapo tokens create FOLDER` makes a set), or listen on 127.0.0.1, or write "
-        'security.tokens = "off" where the network is closed'
+        f"{what} would listen on {host} without authentication: set {ACCEPTED_FILE} to a file with accepted tokens "
+        "(create it with `bapo tokens create FOLDER`), or listen on 127.0.0.1, or set "
+        'security.tokens = "off" in a private network'
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on, or lies at, this address."""
+    """Whether this address is only reachable from this machine."""
     if host == "localhost":
         return True
     try:

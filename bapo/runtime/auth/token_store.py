@@ -1,13 +1,13 @@
-"""A set of tokens on disk: one folder that only its owner can open, one folder inside it for each holder.
+"""A token set on disk: a private folder with one subfolder per holder.
 
-    FOLDER/<role>/token        what a process of the role sends
-           accepted/tokens     "role digest" lines: what services accept; holds no token
+    FOLDER/<role>/token        sent by processes of the role
+           accepted/tokens     "role digest" lines, accepted by services; contains no token
 
-Each part is a folder of its own, so that a container can be given one of them and nothing else. A run that the
-launcher starts has its set in RUN/tokens.
+Each part is a separate folder, so that a container can mount only what it needs. A run started by the launcher has its
+set in RUN/tokens.
 
-Rotation: `rotate` writes a new token of a role and keeps the digest of the one before, so that both are active while
-processes change over (they read their file again by themselves); `retire` forgets the older one.
+Rotation: `rotate` writes a new token of a role and keeps the previous digest, so that both are active until processes
+have reloaded their file; `retire` revokes the older one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from bapo.runtime.auth.api_tokens import (
 from bapo.runtime.run_directory.files import storing
 
 FOLDER = "tokens"
-"""Of a run."""
+"""Folder in a run directory."""
 SET = "BAPO_TOKEN_SET"
-"""Variable that names a set which exists already, for a launcher that joins services started by others."""
+"""Variable with an existing token set, for a launcher that joins separately started services."""
 ROLES = {
     "rollout_server": Role.WORKER,
     "learner": Role.LEARNER,
@@ -43,14 +43,14 @@ ROLES = {
     "evaluator": Role.EVALUATOR,
     "dashboard": Role.VIEWER,
 }
-"""Whose token a process gets, by the last part of its module's name. The buffer service calls no other service."""
+"""Role of a process, by the last part of its module name. The buffer service calls no other service."""
 TOKEN_BYTES = 32
 ACTIVE = 2
-"""Tokens of one role that may be valid at the same time."""
+"""Maximum number of valid tokens per role."""
 
 
 class TokenSet:
-    """One folder of tokens."""
+    """A token set."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -63,13 +63,14 @@ class TokenSet:
         return self.folder / role.value / "token"
 
     def variables_of(self, process: str) -> dict[str, str]:
-        """What a process accepts, and its own token alone: by file, so that no listing of processes shows it."""
+        """Environment of a process: accepted tokens and its own token, as files, so that process listings do not show
+        them."""
         variables = {ACCEPTED_FILE: str(self.accepted_path.resolve())}
         role = ROLES.get(process.rpartition(".")[2])
         return variables if role is None else variables | {TOKEN_FILE: str(self.path_of(role).resolve())}
 
     def create(self) -> None:
-        """Make what is not there yet; tokens that exist stay. Raises: StorageError."""
+        """Create missing tokens; existing ones are kept. Raises: StorageError."""
         with storing(self.folder):
             for role in Role:
                 if not self.path_of(role).exists():
@@ -80,14 +81,14 @@ class TokenSet:
             self._write([*lines, *(line for line in current if line.partition(" ")[2] not in known)])
 
     def rotate(self, role: Role) -> None:
-        """Give a role a new token; the one before stays valid until `retire`. Raises: StorageError, ConfigError."""
+        """Create a new token; the previous one stays valid until `retire`. Raises: StorageError, ConfigError."""
         lines = self._lines()
         if not lines:
-            raise ConfigError(f"{self.folder} holds no set of tokens; make one with `bapo tokens create {self.folder}`")
+            raise ConfigError(f"{self.folder} has no tokens; create them with `bapo tokens create {self.folder}`")
         fresh = secrets.token_urlsafe(TOKEN_BYTES)
         mine = [line for line in lines if line.startswith(f"{role} ")][1 - ACTIVE :]
         with storing(self.folder):
-            # The services first: no caller may hold a token that is not accepted yet.
+            # Services first: no caller may have a token that is not accepted yet.
             self._write(
                 [*(line for line in lines if not line.startswith(f"{role} ")), *mine, f"{role} {digest(fresh)}"]
             )
@@ -110,7 +111,7 @@ class TokenSet:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file that only its owner may read, in a folder that only its owner may open. Raises: OSError."""
+    """Replace a private file in a private folder. Raises: OSError."""
     path.parent.parent.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
     path.parent.mkdir(exist_ok=True, mode=stat.S_IRWXU)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -118,12 +119,12 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
         file.flush()
-        os.fsync(descriptor)  # after a power failure an empty file would be no token
+        os.fsync(descriptor)  # otherwise the file may be empty after a power failure
     os.replace(temporary, path)
 
 
 def find_tokens(run: Path, process: str) -> None:
-    """Let a process of a run that is started by hand have what the launcher would have given it."""
+    """Set the token environment for a manually started process of a run, as the launcher does."""
     given = {TOKEN, TOKEN_FILE, ACCEPTED, ACCEPTED_FILE} & os.environ.keys()
     tokens = TokenSet(run / FOLDER)
     if not given and os.access(tokens.accepted_path, os.R_OK):
@@ -131,9 +132,9 @@ def find_tokens(run: Path, process: str) -> None:
 
 
 def token_for_run(run: Path) -> Token | None:
-    """What a command sends to the services of a run: its environment's token, else the operator's of the run.
+    """Token of a command for the services of a run: from the environment, else the run's operator token.
 
-    Returns: None for a run without tokens. Raises: AccessError when the run's token belongs to another user.
+    Returns: None for a run without tokens. Raises: AccessError if the run belongs to another user.
     """
     if os.environ.get(TOKEN_FILE) or os.environ.get(TOKEN):
         return own_token()
@@ -145,6 +146,6 @@ def token_for_run(run: Path) -> Token | None:
         token()
     except PermissionError as error:
         raise AccessError(
-            f"{path} can only be read by the owner of the run; ask for a viewer's token and name it in {TOKEN_FILE}"
+            f"{path} can only be read by the owner of the run; get a viewer token and set {TOKEN_FILE} to its file"
         ) from error
     return token

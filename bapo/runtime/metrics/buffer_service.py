@@ -1,4 +1,4 @@
-"""What the buffer service exposes: its tables, its batches and its API."""
+"""Metrics of the buffer service: tables, batches and API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLES = (
     ),
     Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the stored groups.", "system/Buffer API and Redis", HERE),
     Metric(
-        "bapo_buffer_capacity_groups", "gauge", "Limit of a table, where it has one.", "run/Buffers",
+        "bapo_buffer_capacity_groups", "gauge", "Capacity of a table, if it has one.", "run/Buffers",
         HERE, (TABLE,),
     ),
     Metric(
@@ -45,7 +45,7 @@ TABLES = (
         "run/Buffers", HERE, (MEMORY, Label("reason", EVICTIONS)),
     ),
     Metric(
-        "bapo_buffer_age_steps", "histogram", "Steps since birth of entries that were used: re-sampled, or trained.",
+        "bapo_buffer_age_steps", "histogram", "Age in steps of used entries: re-evaluated, or trained.",
         "run/Buffers", HERE, (MEMORY,), STEPS,
     ),
 )  # fmt: skip
@@ -58,7 +58,7 @@ BATCHES = (
     ),
     Metric("bapo_batch_capacity_groups", "gauge", "Batch capacity B.", "run/Batch composition", HERE),
     Metric(
-        "bapo_batch_fill_ratio", "gauge", "Groups in the last batch, as a share of B.", "run/Batch composition", HERE
+        "bapo_batch_fill_ratio", "gauge", "Groups in the last batch, as a fraction of B.", "run/Batch composition", HERE
     ),
     Metric(
         "bapo_batch_filtered_groups_total", "counter", "Fresh groups that were not trained, by reason.",
@@ -73,7 +73,7 @@ BATCHES = (
         "r_tot of eq. 8: mean reward of fresh groups.", "run/Difficulty", HERE,
     ),
     Metric(
-        "bapo_reevaluation_prompts_total", "counter", "Hard prompts that were re-sampled, by outcome.",
+        "bapo_reevaluation_prompts_total", "counter", "Re-evaluated hard prompts, by outcome.",
         "run/Re-evaluation", HERE, (Label("outcome", ANSWERS),),
     ),
 )  # fmt: skip
@@ -90,7 +90,7 @@ LEDGER = (
     Metric(
         "bapo_ledger_responses_total",
         "counter",
-        "Responses of the same groups.",
+        "Responses of these groups.",
         "ledger/Outcome",
         HERE,
         (TRAINING, USE),
@@ -109,7 +109,7 @@ API = (
     Metric(
         "bapo_buffer_failed_groups_total",
         "counter",
-        "Groups that failed before they were graded, by reason.",
+        "Failed groups, by reason.",
         "system/Reward functions",
         HERE,
         (Label("reason"),),
@@ -122,13 +122,11 @@ API = (
         HERE,
         (Label("operation"),),
     ),
-    Metric(
-        "bapo_buffer_redis_errors_total", "counter", "Redis calls that failed.", "system/Buffer API and Redis", HERE
-    ),
+    Metric("bapo_buffer_redis_errors_total", "counter", "Failed calls to Redis.", "system/Buffer API and Redis", HERE),
     Metric(
         "bapo_buffer_redis_up",
         "gauge",
-        "1: Redis answers; 0: it does not, and gauges of its content are unknown.",
+        "1: Redis responds; 0: it does not, and gauges of its content are unknown.",
         "system/Buffer API and Redis",
         HERE,
     ),
@@ -149,7 +147,7 @@ API = (
     Metric(
         "bapo_buffer_redis_memory_limit_bytes",
         "gauge",
-        "maxmemory of Redis; NaN: not set.",
+        "maxmemory of Redis; NaN: unlimited.",
         "system/Buffer API and Redis",
         HERE,
     ),
@@ -160,14 +158,14 @@ RUN = (
         "bapo_run_info", "gauge", "Always 1; the labels describe the run.", "run/Overview", HERE,
         (Label("preset"), Label("algorithm"), Label("model"), Label("task"), Label("engine")),
     ),
-    Metric("bapo_run_target_steps", "gauge", "Steps of the run: T.", "run/Overview", HERE),
+    Metric("bapo_run_target_steps", "gauge", "Total steps of the run: T.", "run/Overview", HERE),
     Metric(
-        "bapo_run_committed_steps", "gauge", "Steps that the buffer has committed; the run ends at T.",
+        "bapo_run_committed_steps", "gauge", "Committed steps; the run ends at T.",
         "run/Overview", HERE,
     ),
     Metric(
         "bapo_cadence_steps", "gauge",
-        "weight_sync_interval (v), reevaluation_interval (m), and the limit of a fresh group's staleness.",
+        "weight_sync_interval (v), reevaluation_interval (m), and maximum staleness of a fresh group.",
         "run/Off-policy drift", HERE,
         (Label("name", ("v", "m", "max_staleness")),),
     ),

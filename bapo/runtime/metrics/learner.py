@@ -1,4 +1,4 @@
-"""What rank 0 of the learner exposes: the step, its batch, its update and the terms of theorem 3.2."""
+"""Metrics of rank 0 of the learner: step, batch, update and the terms of theorem 3.2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP = (
     ),
     Metric(
         "bapo_learner_tokens_total", "counter",
-        "Response tokens trained, reused groups included.", "ledger/Trained", HERE,
+        "Trained response tokens, including reused groups.", "ledger/Trained", HERE,
     ),
     Metric("bapo_learner_steps_total", "counter", "Steps finished by this process.", "run/Overview", HERE),
     Metric(
@@ -38,7 +38,7 @@ UPDATE = (
         "bapo_learner_kl_penalty_nats", "gauge", "KL term of the loss: mean per token to the reference policy.",
         "run/Optimization", HERE,
     ),
-    Metric("bapo_learner_clip_ratio", "gauge", "Share of tokens with a clipped ratio.", "run/Optimization", HERE),
+    Metric("bapo_learner_clip_ratio", "gauge", "Fraction of tokens with a clipped ratio.", "run/Optimization", HERE),
 )  # fmt: skip
 
 OFF_POLICYNESS = (
@@ -56,7 +56,7 @@ OFF_POLICYNESS = (
     ),
     Metric(
         "bapo_learner_mismatch_kl_nats", "gauge",
-        "KL per token between engine and learner under the same weights: groups of staleness 0.",
+        "KL per token between engine and learner with the same weights (groups of staleness 0).",
         "run/Off-policy drift", HERE,
     ),
     Metric(
@@ -69,7 +69,7 @@ OFF_POLICYNESS = (
     ),
     Metric(
         "bapo_learner_ess_ratio", "gauge",
-        "Effective sample size, as a share of responses or tokens.", "run/Off-policy drift",
+        "Effective sample size, as a fraction of responses or tokens.", "run/Off-policy drift",
         HERE, (ORIGIN, Label("level")),
     ),
     Metric(
@@ -81,7 +81,7 @@ OFF_POLICYNESS = (
         HERE, (ORIGIN, Label("form")),
     ),
     Metric(
-        "bapo_learner_improvement_penalty", "gauge", "Its penalties: K TV and TV, without a 2.",
+        "bapo_learner_improvement_penalty", "gauge", "Penalty terms of the bound: K TV and TV, without the factor 2.",
         "run/Off-policy drift", HERE, (ORIGIN, Label("of")),
     ),
     Metric(
@@ -102,14 +102,14 @@ BATCH = (
     Metric(
         "bapo_prompts_unsolved",
         "gauge",
-        "Prompts that were sampled in this run and have no correct response yet.",
+        "Sampled prompts without a correct response so far.",
         "run/Difficulty",
         HERE,
     ),
     Metric(
         "bapo_prompts_rescued_total",
         "counter",
-        "Prompts that were all-incorrect at first and now have a correct response, by purpose of the request.",
+        "Newly solved prompts: all-incorrect at first, now with a correct response; by purpose of the request.",
         "run/Difficulty",
         HERE,
         (TRAINING,),
@@ -122,7 +122,7 @@ CHECKPOINTS = (
         "system/Checkpoints and disk", HERE,
     ),
     Metric(
-        "bapo_checkpoint_last_step", "gauge", "Step of the newest checkpoint; 0 before the first.",
+        "bapo_checkpoint_last_step", "gauge", "Step of the latest checkpoint; 0 before the first.",
         "system/Checkpoints and disk", HERE,
     ),
     Metric(

@@ -1,7 +1,7 @@
-"""One line of the registry of metrics.
+"""The definition of a metric.
 
 Rules: `bapo_<component>_<thing>_<unit>`, base units, bounded labels; never a prompt id, step or version as a label.
-A number that a process does not know is NaN or has no series: 0 always means that there were none.
+Unknown values are NaN or have no series: 0 always means zero.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKENS = tuple(float(1 << power) for power in range(3, 16))
 
 
 class Process(StrEnum):
-    """Who exposes a metric: the names of RUN/ports and RUN/logs."""
+    """The process of a metric, as named in RUN/ports and RUN/logs."""
 
     BUFFER_SERVICE = "buffer_service"
     ROLLOUT_SERVER = "rollout_server"
@@ -41,36 +41,36 @@ UNITS: Mapping[str, str] = {
     "ratio": "share",
     "info": "1",
 }
-"""Last word of a name, without `_total` -> unit. Other names count what they name, or have no unit."""
+"""Suffix of a name, without `_total` -> unit. Other metrics are counts, or have no unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One label of a metric."""
+    """A label of a metric."""
 
     name: str
     values: tuple[str, ...] = ()
-    """All that it can be, where they are known beforehand: such counters exist, and are 0, from the start."""
+    """All possible values, if known in advance: such counters are initialized to 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the registry."""
+    """A metric of the registry."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     panel: str
-    """Dashboard and row that show it, such as `run/Buffers`."""
+    """Dashboard and row that display it, such as `run/Buffers`."""
     processes: tuple[Process, ...]
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = SECONDS
     added_up: bool = False
-    """A histogram whose observations are made elsewhere and arrive as counts per bucket."""
+    """Whether the histogram receives counts per bucket from other processes."""
 
     @property
     def unit(self) -> str:
-        """From the last word of the name; "" for a count or a number without unit."""
+        """Unit from the suffix of the name; "" for counts and dimensionless values."""
         return UNITS.get(self.name.removesuffix("_total").rsplit("_", 1)[-1], "")
 
     @property
@@ -82,6 +82,6 @@ ORIGIN = Label("origin", ("x1", "x2", "x3"))
 PURPOSE = Label("purpose", ("fresh", "reevaluate", "evaluate"))
 TRAINING = Label("purpose", ("fresh", "reevaluate"))
 WORKER = Label("worker")
-"""Bounded by rollout.max_workers: a place of the fleet, whichever worker has it."""
+"""Worker slot; bounded by rollout.max_workers."""
 SPLIT = Label("split")
 TASK = Label("task")

@@ -15,5 +15,5 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def metrics_of(process: Process) -> tuple[Metric, ...]:
-    """What this process exposes, in the order of the registry."""
+    """Metrics of a process, in registry order."""
     return tuple(metric for metric in METRICS if process in metric.processes)

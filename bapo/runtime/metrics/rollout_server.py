@@ -1,4 +1,4 @@
-"""What the rollout server exposes: of all its workers together, and of each worker slot."""
+"""Metrics of the rollout server: of all its workers, and of each worker slot."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ OUTCOMES = ("correct", "partial", "wrong", "busy", "error", "timeout", "killed")
 SAMPLING = (
     Metric(
         "bapo_rollout_groups_total", "counter",
-        "Groups sampled, by the buffer's answer; purpose all: pushes that were not acknowledged.",
+        "Sampled groups, by result of the push; purpose all: pushes without acknowledgement.",
         "system/Rollout workers", HERE, (Label("purpose"), Label("outcome")),
     ),
     Metric(
-        "bapo_rollout_tokens_total", "counter", "Response tokens sampled.", "ledger/Sampled", HERE, (PURPOSE,)
+        "bapo_rollout_tokens_total", "counter", "Sampled response tokens.", "ledger/Sampled", HERE, (PURPOSE,)
     ),
     Metric(
         "bapo_rollout_group_seconds", "histogram", "Time from the claim of a group to its last token.",
@@ -50,7 +50,7 @@ WORKERS = (
     ),
     Metric(
         "bapo_rollout_worker_up", "gauge",
-        "1: the worker samples; 0: it does not.", "system/Rollout workers", HERE, (WORKER,)
+        "1: the worker is sampling; 0: it is not.", "system/Rollout workers", HERE, (WORKER,)
     ),
     Metric(
         "bapo_rollout_worker_tokens_per_second", "gauge", "Tokens per second of a worker over the last 10 s.",
@@ -63,7 +63,7 @@ WORKERS = (
     ),
     Metric(
         "bapo_rollout_engine_kv_cache_ratio", "gauge",
-        "Share of an engine's key-value cache in use. Unknown: the engine has none.",
+        "Fraction of an engine's KV cache in use; NaN: no cache.",
         "system/Rollout workers", HERE, (WORKER,),
     ),
     Metric(
@@ -86,11 +86,11 @@ SCALING = (
         "system/Autoscaling", HERE, (Label("reason", tuple(reason.value for reason in ScalingReason)),),
     ),
     Metric(
-        "bapo_rollout_learner_wait_ratio", "gauge", "Share of time that the learner waits for a batch.",
+        "bapo_rollout_learner_wait_ratio", "gauge", "Fraction of time that the learner waits for a batch.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_idle_ratio", "gauge", "Share of the ready workers' capacity that is idle.",
+        "bapo_rollout_idle_ratio", "gauge", "Idle fraction of the ready workers' capacity.",
         "system/Autoscaling", HERE,
     ),
     Metric(
@@ -99,7 +99,7 @@ SCALING = (
     ),
     Metric(
         "bapo_rollout_consume_rate", "gauge",
-        "Fresh groups per second that the learner consumes while it does not wait.",
+        "Fresh groups per second consumed by the learner while it is not waiting.",
         "system/Autoscaling", HERE,
     ),
     Metric(
@@ -107,11 +107,11 @@ SCALING = (
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_stale_ratio", "gauge", "Share of pushed fresh groups that were dropped as stale.",
+        "bapo_rollout_stale_ratio", "gauge", "Fraction of pushed fresh groups that were dropped as stale.",
         "system/Autoscaling", HERE,
     ),
     Metric(
-        "bapo_rollout_version_lag_steps", "gauge", "Learner's step minus the oldest weight version of a ready worker.",
+        "bapo_rollout_version_lag_steps", "gauge", "Learner step minus the oldest policy version of a ready worker.",
         "system/Autoscaling", HERE,
     ),
 )  # fmt: skip
@@ -135,7 +135,7 @@ WEIGHTS = (
         "Workers that failed to load a weight update.", "system/Weight updates", HERE
     ),
     Metric(
-        "bapo_sync_bytes_total", "counter", "Bytes of weights that workers loaded.", "system/Weight updates", HERE
+        "bapo_sync_bytes_total", "counter", "Bytes of weights loaded by workers.", "system/Weight updates", HERE
     ),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""The metrics of one process, and the small server that shows them.
+"""The metrics of one process, and a small HTTP server for them.
 
-A process makes one `Telemetry` and takes its metrics from it by name: one that the registry (`bapo.runtime.metrics`)
-does not list for it cannot be made, and all that it lists are there from the start.
+A process creates one `Telemetry` and gets its metrics from it by name. Only metrics registered for the process
+(`bapo.runtime.metrics`) exist, and all of them exist from the start.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 LOOPBACK = "127.0.0.1"
 HEALTH_TIMEOUT_S = 10.0
-"""Longest silence of a connection to a health server: each has a thread."""
-MOST_CALLERS = 64
-"""Connections to a health server at one time; what comes beyond is closed unread."""
+"""Idle timeout of a connection to a health server, which uses a thread per connection."""
+MAX_CALLERS = 64
+"""Maximum concurrent connections to a health server; further ones are closed."""
 LONGEST_CALL_S = 30.0
-"""From its first byte to the end of its answer, however busily it trickles."""
+"""Maximum duration of a request, from its first byte to the end of the response."""
 
 
 class BucketTotals:
-    """A histogram of observations that were made elsewhere: they arrive as counts per bucket. Thread-safe."""
+    """A histogram that receives counts per bucket from other processes. Thread-safe."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -57,9 +57,9 @@ class BucketTotals:
         """Add observations.
 
         Args:
-            labels: values, in the order of the registry.
-            counts: how many lie in each bucket; the last one is above all bounds.
-            total: their sum.
+            labels: values, in registry order.
+            counts: observations per bucket; the last one is above all bounds.
+            total: sum of the observations.
         """
         with self._lock:
             before = self._counts.get(tuple(labels), [0] * (len(self._metric.buckets) + 1))
@@ -77,13 +77,13 @@ class BucketTotals:
 
 
 class Telemetry:
-    """The metrics of one process, in a registry of their own."""
+    """The metrics of one process, in a separate registry."""
 
     def __init__(self, process: Process | None = None, *, run: str = "") -> None:
         """
         Args:
-            process: whose metrics these are; None: any of the registry, each made when it is first asked for.
-            run: name that every series carries as its label `run`; "": none does.
+            process: the process; None: any registered metric, created on first use.
+            run: value of the label `run` of every series; "": no such label.
         """
         self.registry = CollectorRegistry()
         self._run = run
@@ -98,7 +98,7 @@ class Telemetry:
             self.gauge("bapo_build_info").labels(version=bapo.__version__, commit=commit).set(1)
 
     def counter(self, name: str) -> Counter:
-        """The counter of this name; raises KeyError when the registry does not list it for this process."""
+        """The counter of this name. Raises: KeyError if it is not registered for this process."""
         made = self._get(name)
         assert isinstance(made, Counter), name
         return made
@@ -120,7 +120,7 @@ class Telemetry:
         return made
 
     def exposition(self) -> bytes:
-        """What `/metrics` answers (text format)."""
+        """The response of `/metrics` (text format)."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Family]:
@@ -146,7 +146,7 @@ class Telemetry:
         if metric.kind == "gauge":
             gauge = Gauge(name, text, labels, registry=self.registry)
             if not labels:
-                gauge.set(math.nan)  # not 0, until it is known
+                gauge.set(math.nan)  # unknown, not 0
             return gauge
         made: Counter | Histogram
         if metric.kind == "counter":
@@ -160,7 +160,7 @@ class Telemetry:
 
 
 def show_disk(telemetry: Telemetry, path: Path) -> None:
-    """The disk of a run directory, looked up at each scrape."""
+    """Disk usage of a run directory, read at each scrape."""
     telemetry.gauge("bapo_run_disk_free_bytes").set_function(lambda: _disk(path).free)
     telemetry.gauge("bapo_run_disk_size_bytes").set_function(lambda: _disk(path).total)
 
@@ -174,14 +174,14 @@ def _disk(path: Path) -> _Disk:
     try:
         found = shutil.disk_usage(path)
     except OSError:
-        return _Disk(math.nan, math.nan)  # one that is away must not take the other metrics with it
+        return _Disk(math.nan, math.nan)  # an unavailable disk must not fail the other metrics
     return _Disk(found.total, found.free)
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Serves up to MOST_CALLERS, each for up to LONGEST_CALL_S, so that callers cannot take all threads of a learner.
+    """Serves up to MAX_CALLERS, each for up to LONGEST_CALL_S, so that callers cannot exhaust the threads of a learner.
 
-    Callers that hang up early are not logged: probes and scrapes have deadlines of their own.
+    Callers that disconnect early are not logged: probes and scrapes have their own timeouts.
     """
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -189,44 +189,44 @@ class HealthServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: object) -> bool:
-        """Whether there is room for one more."""
-        return len(self._since) < MOST_CALLERS
+        """Whether another connection is allowed."""
+        return len(self._since) < MAX_CALLERS
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._since[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """The end of a connection, however it came."""
+        """Release a connection."""
         self._since.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Between two connections, and twice a second: end those that take too long; their threads then read an end."""
+        """Between connections, and twice per second: shut down those that take too long."""
         overdue = time.monotonic() - LONGEST_CALL_S
         for request in [request for request, since in list(self._since.items()) if since < overdue]:
             with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """What a request raised: not on the process's standard error, but in its log."""
+        """Log the error of a request instead of printing it to stderr."""
         error = sys.exception()
         if isinstance(error, ConnectionError | TimeoutError):
-            log.debug("%s hung up: %s", client_address, error)
+            log.debug("%s disconnected: %s", client_address, error)
         else:
-            log.error("a request of %s for health or metrics failed", client_address, exc_info=error)
+            log.error("request for health or metrics from %s failed", client_address, exc_info=error)
 
 
 def serve_health(
     telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str | None = None, tokens: str = "auto"
 ) -> int:
-    """Answer /healthz, /readyz and /metrics from a daemon thread; returns the port (useful for port 0).
+    """Serve /healthz, /readyz and /metrics from a daemon thread; returns the port (useful for port 0).
 
-    For processes without an API of their own (learner, scheduler, evaluator). They listen on the loopback, unless
-    BAPO_HOST says otherwise: in a container another one has to reach them. Beyond it, /metrics asks for a token.
+    For processes without their own API (learner, scheduler, evaluator). They listen on the loopback, unless BAPO_HOST
+    is set (in containers); /metrics then requires a token.
     Args:
-        tokens: `security.tokens` of the configuration.
-    Raises: ConfigError when the port is taken, or others reach it and no accepted tokens are named.
+        tokens: `security.tokens`.
+    Raises: ConfigError if the port is in use, or it is reachable without accepted tokens.
     """
     host = listen_host(host, LOOPBACK)
     handler = _handler(telemetry, is_ready, keyring_for("/metrics", host, tokens))
@@ -265,7 +265,7 @@ def _handler(
             if keyring and role is None:
                 return 401, f"/metrics needs a token: see {TOKEN_FILE} in docs/threat_model.md\n".encode()
             if keyring and role not in (Role.VIEWER, Role.OPERATOR):
-                return 403, f"{role} may not read /metrics; use the token of viewer\n".encode()
+                return 403, f"role {role} may not read /metrics; use a viewer token\n".encode()
             return 200, telemetry.exposition()
 
         def log_message(self, format: str, *args: object) -> None:

@@ -1,4 +1,4 @@
-"""What the small services expose, and what several processes share."""
+"""Metrics of the small services, and those shared by several processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bapo.core.errors import Refusal
 from bapo.runtime.metrics.metric import ALL, SPLIT, TRAINING, Label, Metric, Process
 
 DISK = (Process.BUFFER_SERVICE, Process.LEARNER)
-"""A buffer alone has no learner, and the embedded Redis writes to the same disk."""
+"""With only a buffer there is no learner, and the embedded Redis writes to the same disk."""
 SCHEDULER = (
     Metric(
-        "bapo_scheduler_requests_total", "counter", "Rollout requests issued, by purpose.", "ledger/Requested",
+        "bapo_scheduler_requests_total", "counter", "Enqueued rollout requests, by purpose.", "ledger/Requested",
         (Process.SCHEDULER,), (TRAINING,),
     ),
     Metric(
@@ -17,17 +17,17 @@ SCHEDULER = (
         (Process.SCHEDULER,),
     ),
     Metric(
-        "bapo_reevaluation_rounds_total", "counter", "Re-evaluation rounds; empty: B_bad had no prompt.",
+        "bapo_reevaluation_rounds_total", "counter", "Re-evaluation rounds; empty: B_bad had no prompts.",
         "run/Re-evaluation", (Process.SCHEDULER,), (Label("outcome", ("asked", "empty")),),
     ),
     Metric(
         "bapo_reevaluation_duration_seconds", "histogram",
-        "Duration of a re-evaluation round, polled about once a second.",
+        "Duration of a re-evaluation round, polled about once per second.",
         "run/Re-evaluation", (Process.SCHEDULER,),
     ),
     Metric(
         "bapo_reevaluation_lag_steps", "gauge",
-        "Steps since the oldest unfinished re-evaluation round; 0: none is open.",
+        "Steps since the oldest open re-evaluation round; 0: none.",
         "run/Re-evaluation", (Process.SCHEDULER,),
     ),
 )  # fmt: skip
@@ -38,11 +38,11 @@ EVALUATOR = (
         "Held-out accuracy, by split.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
     ),
     Metric(
-        "bapo_eval_passk_ratio", "gauge", "pass@k: share of held-out prompts with a correct response among k.",
+        "bapo_eval_passk_ratio", "gauge", "pass@k: fraction of held-out prompts with a correct response among k.",
         "run/Evaluation", (Process.EVALUATOR,), (SPLIT, Label("k")),
     ),
     Metric(
-        "bapo_eval_policy_version", "gauge", "Policy version that was evaluated last.", "run/Evaluation",
+        "bapo_eval_policy_version", "gauge", "Last evaluated policy version.", "run/Evaluation",
         (Process.EVALUATOR,), (SPLIT,),
     ),
 )  # fmt: skip
@@ -58,7 +58,7 @@ SEVERAL = (
     ),
     Metric(
         "bapo_build_info", "gauge",
-        "1; the version and commit that run: of BAPO_COMMIT, else of the git checkout, else unknown.",
+        "Always 1; labels: version and commit (BAPO_COMMIT, else the git checkout, else unknown).",
         "system/Processes", ALL, (Label("version"), Label("commit")),
     ),
     Metric(
@@ -68,7 +68,7 @@ SEVERAL = (
     ),
     Metric(
         "bapo_sync_duration_seconds", "histogram",
-        "Seconds of one weight update: the learner's gather, write and send, the rollout server's fleet.",
+        "Duration of a weight update by phase: gather, write and send of the learner, fleet of the rollout server.",
         "system/Weight updates", (Process.LEARNER, Process.ROLLOUT_SERVER), (Label("phase"),),
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The frozen embeddings of a run's training prompts: one .npz file with `ids` and `embeddings`, written once.
 
-The learner makes it of the base model, and prompt selectors read it; any other model may be its source
-(`selector.embeddings`). No pickle: both arrays are plain.
+Computed by the learner with the base model, or with another model (`selector.embeddings`), and read by prompt
+selectors. No pickle: both arrays are plain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 
 
 def embeddings_path(config: Config, run: RunDirectory) -> Path:
-    """The file that the configuration names, or the run's own."""
+    """The configured file, or that of the run."""
     given = config.selector.embeddings
     return run.path / "prompt_embeddings.npz" if given is None else Path(given)
 
@@ -35,9 +35,9 @@ def write_embeddings(path: Path, prompt_ids: Sequence[str], embeddings: NDArray[
 
 
 def read_embeddings(path: Path, prompt_ids: Sequence[str]) -> NDArray[np.float32]:
-    """[N, D] in the order of `prompt_ids`; the file may hold more prompts.
+    """[N, D] in the order of `prompt_ids`; the file may contain more prompts.
 
-    Raises: ConfigError when it is not such a file, a prompt is missing, or a number is not finite.
+    Raises: ConfigError if the file is invalid, a prompt is missing, or a value is not finite.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -53,5 +53,5 @@ def read_embeddings(path: Path, prompt_ids: Sequence[str]) -> NDArray[np.float32
         )
     found: NDArray[np.float32] = embeddings[[place[prompt_id] for prompt_id in prompt_ids]]
     if found.ndim != 2 or not np.all(np.isfinite(found)):
-        raise ConfigError(f"selector.embeddings {path} must hold one row of finite numbers per prompt")
+        raise ConfigError(f"selector.embeddings {path} must contain one row of finite numbers per prompt")
     return found

@@ -1,7 +1,7 @@
-"""Files that survive a kill and a full disk: JSON lines that are appended, small files that are replaced whole.
+"""Crash-safe files: JSON lines that are appended, small files that are replaced atomically.
 
-A torn last line (its writer was killed) is dropped, by readers and by the next writer. A whole file is replaced by a
-rename, so that no reader sees half of one. What the disk refuses becomes a StorageError that names the file.
+A torn last line (its writer was killed) is dropped by readers and by the next writer. Files are replaced by a rename,
+so that no reader sees a partial file. Disk errors become a StorageError with the path.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from bapo.core.errors import ConfigError, StorageError
 from bapo.runtime.run_directory.rows import object_of
 
 FREE_SPACE = "free space or choose another run.root, then `bapo train --resume`"
-ELSEWHERE = "free space, or name a file on another disk"
+ELSEWHERE = "free space, or use a file on another disk"
 _ADVICE: dict[int | None, str] = {
-    errno.ENOENT: "make its folder first, or name a file in one that is there",
+    errno.ENOENT: "create its folder first, or use an existing folder",
     errno.ENOTDIR: "a part of that path is a file",
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a place that this user may write to"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a location that this user may write to"),
 }
 
 
 @contextmanager
 def storing(path: Path, *refusals: type[Exception], when_full: str = FREE_SPACE) -> Iterator[None]:
-    """Turn a refusal of the disk into a StorageError that names the file.
+    """Convert disk errors to a StorageError with the path.
 
     Args:
-        refusals: errors other than OSError by which a library reports one.
-        when_full: what to do about a disk that is full or broken; the default is for files of a run.
+        refusals: error classes other than OSError that a library uses for disk errors.
+        when_full: remedy for a full or broken disk; the default is for files of a run.
     """
     caught: tuple[type[Exception], ...] = (OSError, *refusals)
     try:
@@ -49,11 +49,11 @@ def storing(path: Path, *refusals: type[Exception], when_full: str = FREE_SPACE)
 
 @contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Be the only process in this block; the kernel gives the lock back however we end.
+    """Hold an exclusive lock in this block; released by the kernel on exit.
 
     Args:
-        path: of the lock file, in a folder that exists; refusal: what to say when another process has it.
-    Raises: ConfigError with the refusal, StorageError.
+        path: of the lock file, in an existing folder; refusal: message if another process holds the lock.
+    Raises: ConfigError with the message, StorageError.
     """
     try:
         file = path.open("a")
@@ -68,8 +68,8 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a small file whole, or leave the old one. Raises: OSError (use `storing`)."""
-    # Containers that share a volume have the same process ids.
+    """Replace a small file atomically. Raises: OSError (use `storing`)."""
+    # Containers that share a volume may have the same process ids.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_bytes(content)
@@ -79,7 +79,7 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, would survive a power failure. Raises: OSError (use `storing`)."""
+    """fsync a file or folder. Raises: OSError (use `storing`)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,7 +88,7 @@ def to_disk(path: Path) -> None:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """One object as one line. Raises: StorageError."""
+    """Append an object as a line. Raises: StorageError."""
     line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
     with storing(path), path.open("ab+") as file:
         size = file.seek(0, os.SEEK_END)
@@ -99,7 +99,7 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _whole_lines_end(size: int, file: IO[bytes]) -> int:
-    """Offset after the last newline: what follows it is half a line of a writer that was killed."""
+    """Offset after the last newline; what follows is a torn line."""
     if size == 0:
         return 0
     file.seek(size - 1)
@@ -110,7 +110,7 @@ def _whole_lines_end(size: int, file: IO[bytes]) -> int:
 
 
 def read_content(path: Path) -> bytes:
-    """All of a file. Raises: StorageError for one that may not be read, or is not a file: a pipe would never end."""
+    """Read a whole file. Raises: StorageError if it is unreadable, or not a regular file."""
     try:
         if path.exists() and not path.is_file():
             raise StorageError(f"cannot read {path}: it is not a file")
@@ -120,11 +120,11 @@ def read_content(path: Path) -> bytes:
 
 
 def read_lines(path: Path, kind: type[msgspec.Struct] | None = None) -> list[dict[str, Any]]:
-    """All whole lines; none if there is no file.
+    """All complete lines; empty if there is no file.
 
     Args:
-        kind: what every line is (`bapo.runtime.run_directory.rows`).
-    Raises: RecordError for a damaged line that is not the last; StorageError.
+        kind: type of the lines (`bapo.runtime.run_directory.rows`).
+    Raises: RecordError for a damaged line other than the last; StorageError.
     """
     if not os.path.lexists(path):
         return []
@@ -134,7 +134,7 @@ def read_lines(path: Path, kind: type[msgspec.Struct] | None = None) -> list[dic
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the lines that `keep` refuses. Raises: StorageError."""
+    """Keep only the lines for which `keep` is true. Raises: StorageError."""
     if not path.exists():
         return
     rows = [row for row in read_lines(path) if keep(row)]
@@ -144,13 +144,13 @@ def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
 
 
 class Lines:
-    """The lines of one JSONL file as they are appended."""
+    """Follows a JSONL file."""
 
     def __init__(self, path: Path, kind: type[msgspec.Struct]) -> None:
         """
         Args:
             path: the file need not exist yet.
-            kind: what every line is (`bapo.runtime.run_directory.rows`).
+            kind: type of the lines (`bapo.runtime.run_directory.rows`).
         """
         self._path = path
         self._kind = kind
@@ -159,7 +159,7 @@ class Lines:
         self._number = 0
 
     def is_another_file(self) -> bool:
-        """Whether what was read so far is not what the file holds now: it was replaced, cut or removed."""
+        """Whether the file was replaced, truncated or deleted since it was last read."""
         if self._identity is None:
             return False
         try:
@@ -169,9 +169,10 @@ class Lines:
         return (found.st_dev, found.st_ino) != self._identity or found.st_size < self._offset
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The whole lines after those that were taken; one that is being written is left for later.
+        """New complete lines; a partial one is left for later.
 
-        A caller may stop between two lines and continue later. Raises: ContractError for a damaged line, StorageError.
+        The caller may stop between two lines and continue later.
+        Raises: ContractError for a damaged line, StorageError.
         """
         try:
             if self._path.exists() and not self._path.is_file():

@@ -1,19 +1,18 @@
-"""The run directory: what a run writes, and how it is read back.
+"""The run directory: files written by a run, and how to read them.
 
-    RUN/config.toml                     the resolved configuration
+    RUN/config.toml                     the resolved config
         run.json                        ids, process ids, addresses, versions, commit, status
-        prometheus.json                     where its processes listen, for Prometheus (services/launcher/targets.py)
+        prometheus.json                     addresses of its processes, for Prometheus (services/launcher/targets.py)
         metrics.jsonl                   one object per learner step
-        evaluations.jsonl               one object per measured held-out split and version
-        groups/step-000012.parquet      one row per GroupResult: every group that the assembly of step 12 inspected
-        batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
-        token_records/step-000012.parquet   text of all groups of step 12, and numbers of tokens (responses.py)
-        diverged/step-000012.frame      the batch whose loss or gradient was not finite
-        segments/                       responses that stopped at rollout.generation_budget (partial rollouts)
+        evaluations.jsonl               one object per evaluated held-out split and version
+        groups/step-000012.parquet      one row per GroupResult: every group read by the assembly of step 12
+        batches/step-000012.frame       the batch of step 12, with its tokens (checkpoint.keep_batches)
+        token_records/step-000012.parquet   texts and token values of step 12 (responses.py)
+        diverged/step-000012.frame      a batch with a non-finite loss or gradient
+        segments/                       responses paused at rollout.generation_budget (partial rollouts)
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
-How a file survives a kill and a full disk is in `bapo.runtime.run_directory.files`.
-Does not cover: what is inside a checkpoint (learner/checkpoint.py).
+Crash safety of files: `bapo.runtime.run_directory.files`. Contents of a checkpoint: learner/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -51,25 +50,25 @@ from bapo.runtime.run_directory.rows import (
 )
 
 FORMAT = 1
-"""Of everything below; `format` in run.json. It rises when a reader of before cannot read what is written now."""
+"""Format number of the run directory (`format` in run.json), increased on incompatible changes."""
 UNDER_WAY = ("starting", "running")
-"""Values of `status` in run.json of a run that has not ended."""
+"""Values of `status` in run.json for a run that is in progress."""
 _STEP = re.compile(r"step-(\d{6,})")
 _FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
 
 
 class RunDirectory:
-    """One run on disk. Any process may hold one; each file has one writer."""
+    """A run directory. Any process may open it; each file has one writer."""
 
     def __init__(self, path: str | Path) -> None:
-        """`path` need not exist yet; `create` and `open` check."""
+        """`path` may not exist yet; `create` and `open` check."""
         self.path = Path(path)
 
     @classmethod
     def create(cls, path: str | Path, config_toml: str = "") -> Self:
-        """Make the folders of a new run and write its resolved configuration.
+        """Create the folders of a new run and write its resolved config.
 
-        Raises: ConfigError when the folder exists already: two runs never share one. StorageError.
+        Raises: ConfigError if the folder already exists; StorageError.
         """
         run = cls(path)
         with storing(run.path):
@@ -77,8 +76,8 @@ class RunDirectory:
                 run.path.mkdir(parents=True)
             except FileExistsError as error:
                 raise ConfigError(
-                    f"run directory {run.path} exists already; continue it with `bapo train --resume {run.path}`, or "
-                    "give this run another name with `--run.name NAME` (`--run.name auto` numbers it)"
+                    f"run directory {run.path} already exists; resume it with `bapo train --resume {run.path}`, or "
+                    "choose another name with `--run.name NAME` (`--run.name auto` appends a number)"
                 ) from error
             for folder in _FOLDERS:
                 (run.path / folder).mkdir()
@@ -87,12 +86,12 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """A run that exists. Raises: ConfigError when it is not a run directory, or one of another format."""
+        """Open an existing run. Raises: ConfigError if it is not a run directory, or has another format."""
         run = cls(path)
         if not run.config_path.is_file():
             raise ConfigError(f"{run.path} is not a run directory: it has no config.toml")
         if (found := run.read_run().get("format", FORMAT)) != FORMAT:
-            raise ConfigError(f"{run.path} has format {found}, this version reads and continues format {FORMAT}")
+            raise ConfigError(f"{run.path} has format {found}, but this version supports format {FORMAT}")
         return run
 
     @property
@@ -136,7 +135,7 @@ class RunDirectory:
 
     @property
     def is_under_way(self) -> bool:
-        """The run may record more: its status says so, and its launcher is alive."""
+        """Whether the run is in progress: by its status, and its launcher is alive."""
         fields = self.read_run()
         pid = fields.get("pid")
         return fields.get("status") in UNDER_WAY and isinstance(pid, int) and _is_there(pid)
@@ -149,45 +148,45 @@ class RunDirectory:
             replace_file(path, json.dumps(merged, indent=2).encode() + b"\n")
 
     def write_port(self, process: str, port: int) -> None:
-        """Tell the others where this process listens (needed where the configured port is 0). Raises: StorageError."""
+        """Announce the port of this process (for a configured port 0). Raises: StorageError."""
         path = self.path / "ports" / process
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, f"{port}\n".encode())
 
     def read_port(self, process: str) -> int | None:
-        """Where a process listens; None before it has said so."""
+        """The announced port of a process; None if there is none."""
         path = self.path / "ports" / process
         return int(path.read_text()) if path.exists() else None
 
     # -- lines
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """One learner step. Raises: StorageError."""
+        """Append the metrics of a learner step. Raises: StorageError."""
         append_line(self.path / "metrics.jsonl", row)
 
     def append_evaluation(self, row: Mapping[str, Any]) -> None:
-        """One measured split. Raises: StorageError."""
+        """Append the evaluation of a split. Raises: StorageError."""
         append_line(self.path / "evaluations.jsonl", row)
 
     def read_metrics(self, *, whole: bool = False) -> list[dict[str, Any]]:
         """All steps so far, in order.
 
         Args:
-            whole: refuse rows without what reports and comparisons need.
+            whole: reject rows without the fields required for reports and comparisons.
         Raises: RecordError for a damaged line, except a torn last one; StorageError.
         """
         return read_lines(self.path / "metrics.jsonl", WholeMetricsRow if whole else MetricsRow)
 
     def read_evaluations(self, *, whole: bool = False) -> list[dict[str, Any]]:
-        """All measurements so far, in order; `whole` and errors as `read_metrics`."""
+        """All evaluations so far, in order; `whole` and errors as in `read_metrics`."""
         return read_lines(self.path / "evaluations.jsonl", WholeEvaluationRow if whole else EvaluationRow)
 
     # -- groups
 
     def write_groups(self, step: int, results: Sequence[GroupResult]) -> None:
-        """One row per group that the assembly of `step` inspected. Raises: StorageError."""
-        import pyarrow.parquet  # here, because importing it takes 0.2 s
+        """Write one row per group read by the assembly of `step`. Raises: StorageError."""
+        import pyarrow.parquet  # imported late: takes 0.2 s
 
         path = self._groups_path(step)
         temporary = path.with_suffix(".tmp")
@@ -200,7 +199,7 @@ class RunDirectory:
         return sorted(_steps_in(self.path / "groups"))
 
     def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[GroupResult]]]:
-        """(step, its results in the order of the assembly), for these steps or for all. Raises: RecordError."""
+        """(step, its results in assembly order), for these steps or all. Raises: RecordError."""
         import pyarrow.parquet
 
         for step in self.group_steps() if steps is None else steps:
@@ -212,7 +211,7 @@ class RunDirectory:
             yield step, [_result_of(row, f"{path} row {number}") for number, row in enumerate(rows, start=1)]
 
     def make_durable(self, steps: Iterable[int]) -> None:
-        """Wait until the records of these steps would survive a power failure. Raises: StorageError."""
+        """fsync the records of these steps. Raises: StorageError."""
         files = (self.path / "metrics.jsonl", *map(self._groups_path, steps))
         with storing(self.path):
             for path in (*files, self.path / "groups", self.path):
@@ -225,7 +224,7 @@ class RunDirectory:
     # -- batches
 
     def write_batch(self, step: int, frame: bytes | memoryview) -> None:
-        """Keep the batch of a step, so that the step can be repeated. Raises: StorageError."""
+        """Store the batch of a step for replays. Raises: StorageError."""
         path = self.batch_path(step)
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +240,7 @@ class RunDirectory:
         return sorted(_steps_in(self.path / "batches"))
 
     def forget_batches(self, through: int) -> None:
-        """Drop the kept batches of steps up to and including `through`. Raises: StorageError."""
+        """Delete the stored batches of steps up to and including `through`. Raises: StorageError."""
         with storing(self.path / "batches"):
             for step in self.batch_steps():
                 if step <= through:
@@ -262,7 +261,7 @@ class RunDirectory:
         return sorted(step for step in steps if (self.checkpoint_dir(step) / "state.json").is_file())
 
     def latest_checkpoint(self) -> int | None:
-        """Newest complete checkpoint; None if there is none."""
+        """Latest complete checkpoint; None if there is none."""
         return max(self.checkpoint_steps(), default=None)
 
     @property
@@ -277,11 +276,11 @@ class RunDirectory:
         return f"Resume {self.resume_point}: bapo train --resume {self.path}"
 
     def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
-        """Drop records of steps after `step`, and evaluations of weights that those steps made.
+        """Delete records of steps after `step`, and evaluations of their weights.
 
-        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing. Removes also
-        what a learner that was killed was writing: checkpoints that are not whole, each larger than the model.
-        `keep_evaluations`: their file belongs to an evaluator that runs.
+        A run resumed from the checkpoint of `step` writes them again. Idempotent. Also deletes incomplete checkpoints
+        of a killed learner.
+        `keep_evaluations`: the file is in use by a running evaluator.
         Raises: StorageError.
         """
         keep_lines(self.path / "metrics.jsonl", lambda row: row["step"] <= step)
@@ -300,14 +299,14 @@ class RunDirectory:
                 torn.unlink(missing_ok=True)
         for partial in (self.path / "checkpoints").glob("*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
-        # Segments of responses that the abandoned steps had begun: their weights are going to be made again.
+        # Segments sampled with weights of the abandoned steps, which will be trained again.
         shutil.rmtree(self.path / "segments", ignore_errors=True)
 
 
 def _is_there(pid: int) -> bool:
     try:
         return psutil.pid_exists(pid)
-    except OverflowError:  # not written by a launcher: larger than any process id
+    except OverflowError:  # larger than any process id: not written by a launcher
         return False
 
 

@@ -1,11 +1,11 @@
-"""Texts and token records: what was sampled, and what the learner knew of every token, one parquet file per step.
+"""Texts and token records: responses and per-token values of the learner, one parquet file per step.
 
-    RUN/token_records/step-000012.parquet   one row per response that step 12 inspected, group after group: those of
-                                            its batch, then those of groups that did not train
+    RUN/token_records/step-000012.parquet   one row per response read by step 12, by group: those of its batch, then
+                                            those of groups that did not train
 
-In a step with a token record, text comes as pieces, one per token: joined they are the response. Numbers of tokens that
-no pass computed (advantage 0 without KL and entropy) are null. A row that is text alone has one piece, as the verifier
-read it, and none of these numbers. pandas, datasets and the viewer of a run read the same file.
+In a step with a token record, text is split into pieces, one per token. Values of tokens that no pass computed
+(advantage 0 without KL and entropy) are null. A text-only row has one piece, as graded, and no token values. The file
+can be read with pandas and datasets, and is used by the page of a run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bapo.core.errors import ContractError
 from bapo.runtime.run_directory.files import storing
 
 PER_TOKEN = ("token_ids", "pieces", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped")
-"""Columns with one value per token; the last four are null for a response that was not computed, and the last five for
-one that is text alone, which has one piece."""
+"""Columns with one value per token; the last four are null for a response that was not computed, the last five for a
+text-only one, which has a single piece."""
 
 PART_TOKENS = 32_768
-"""Of one row group of a file: what is read to show one group. A row group has 8 kB of its own, so not one per group."""
+"""Tokens per row group of a file, the unit of reading. A row group has 8 kB of overhead, so not one per group."""
 _NAME = re.compile(r"step-(\d{6,})\.parquet")
 _COLUMNS = {
     "step": "int32",
@@ -64,58 +64,58 @@ class TokenRow:
 
     step: int
     group_id: str
-    """Of the batch's entry: an entry of several stored groups joins their ids."""
+    """Id of the batch entry; an entry of several stored groups joins their ids."""
     prompt_id: str
     prompt: str
     task: str
     answer: Mapping[str, Any]
-    """What the task grades with."""
+    """The answer used for grading."""
     gold: str | None
-    """A right response, where the task knows one."""
+    """A correct response, if the task has one."""
     origin: str | None
     """x1, x2 or x3; None: the group did not train."""
     kind: str
-    """rl, or sft where the entry trains by cross-entropy."""
+    """rl, or sft if trained with cross-entropy."""
     row: int
-    """Which response of the group, from 0."""
+    """Index of the response in the group."""
     reward: float
     outcome: str
     """graded, truncated or expert."""
     oldest_version: int
     newest_version: int
-    """Policy versions that sampled its first and its last token."""
+    """Policy versions of its first and last token."""
     extracted: str | None
-    """What the verifier read as the answer, where the task says so."""
+    """The answer extracted for grading, if the task provides it."""
     advantage: float | None
-    """A_j of eq. 2 as the loss took it: with the weights of entry and origin; with a critic, the mean of its tokens.
+    """A_j of eq. 2 as used in the loss: with the weights of entry and origin; with a critic, the mean over its tokens.
     None: the group did not train."""
     token_ids: Sequence[int]
     pieces: Sequence[str]
-    """Text of each token. A character of several tokens stands at the last of them. Or the whole text."""
+    """Text of each token (a character of several tokens is assigned to the last), or the whole text."""
     rollout_logprobs: Sequence[float] | None
-    """log alpha, nats; None: the row is text alone."""
+    """log alpha, nats; None: text-only row."""
     logprobs: Sequence[float] | None = None
-    """log pi_theta in the last pass of the step that computed the response, nats."""
+    """log pi_theta in the last pass of the step, nats."""
     entropy: Sequence[float] | None = None
-    """Of pi_theta at this token, in the same pass, nats."""
+    """Entropy of pi_theta at this token, in the same pass, nats."""
     ratio: Sequence[float] | None = None
     """rho of the loss in the same pass: pi_theta / its anchor."""
     clipped: Sequence[bool] | None = None
-    """Clipping changed the objective."""
+    """Whether clipping changed the objective."""
 
     @property
     def is_text_alone(self) -> bool:
-        """Nothing is known of its tokens one by one."""
+        """Whether the row is text-only."""
         return self.rollout_logprobs is None
 
     @property
     def text(self) -> str:
-        """The response; with its special tokens, unless it is text alone."""
+        """The response, with special tokens unless it is text-only."""
         return "".join(self.pieces)
 
 
 class TokenFiles:
-    """The folder of one run. One process writes, any may read."""
+    """The token records of a run. One process writes, any may read."""
 
     def __init__(self, run_path: Path) -> None:
         self.path = run_path / "token_records"
@@ -125,13 +125,13 @@ class TokenFiles:
         return sorted(int(match[1]) for match in names if match)
 
     def write(self, step: int, groups: Sequence[Sequence[TokenRow]], *, left_out: int = 0) -> int:
-        """One file, there as a whole or not at all; returns its bytes.
+        """Write a file atomically; returns its size.
 
         Args:
-            left_out: groups of the batch that are not recorded, because the step alone would pass the limit.
+            left_out: number of groups of the batch that were skipped because of the size limit.
         Raises: StorageError.
         """
-        import pyarrow.parquet  # here, because importing it takes 0.2 s
+        import pyarrow.parquet  # imported late: takes 0.2 s
 
         path, schema = self._file(step), _schema(left_out)
         temporary = path.with_name(f".{path.name}.tmp")
@@ -144,7 +144,7 @@ class TokenFiles:
             return path.stat().st_size
 
     def read_group(self, step: int, group_id: str) -> list[TokenRow]:
-        """The responses of one group, in order; empty when the step has no record of it. Raises: ContractError."""
+        """The responses of a group, in order; empty if the step has no record of it. Raises: ContractError."""
         path = self._file(step)
         if not path.is_file():
             return []
@@ -163,7 +163,7 @@ class TokenFiles:
         return path.is_file() and group_id in _part_numbers(path, path.stat().st_mtime_ns)
 
     def read_heads(self, step: int) -> list[dict[str, Any]]:
-        """Everything but the values per token of every row, `text` and `num_tokens`. Raises: ContractError."""
+        """All rows without per-token values, but with `text` and `num_tokens`. Raises: ContractError."""
         import pyarrow.compute
         import pyarrow.parquet
 
@@ -176,7 +176,7 @@ class TokenFiles:
         return [row | {"text": "".join(row.pop("pieces"))} for row in rows]
 
     def read_untrained(self, step: int) -> list[list[TokenRow]]:
-        """Rows of the groups that did not train, group after group; none without a file. Raises: ContractError."""
+        """Rows of groups that did not train, by group; empty without a file. Raises: ContractError."""
         import pyarrow.compute
         import pyarrow.parquet
 
@@ -191,7 +191,7 @@ class TokenFiles:
         return list(groups.values())
 
     def left_out(self, step: int) -> int:
-        """Groups of the batch that the file does not have."""
+        """Number of groups of the batch that are not in the file."""
         import pyarrow.parquet
 
         with _reading(self._file(step)):
@@ -199,7 +199,7 @@ class TokenFiles:
         return int(found.get(_LEFT_OUT, b"0"))
 
     def shrink(self, max_bytes: int) -> list[int]:
-        """Remove the oldest steps, never the newest, until the folder has at most `max_bytes`; returns the removed.
+        """Delete the oldest steps, but never the latest, until the folder has at most `max_bytes`; returns them.
 
         Raises: StorageError.
         """
@@ -215,7 +215,7 @@ class TokenFiles:
         return removed
 
     def truncate_after(self, step: int) -> None:
-        """Drop what later steps wrote: a run that resumes writes it again. Raises: StorageError."""
+        """Delete records of later steps, which a resumed run writes again. Raises: StorageError."""
         with storing(self.path):
             for later in self.steps():
                 if later > step:
@@ -230,7 +230,7 @@ assert {field.name for field in fields(TokenRow)} == set(_COLUMNS)
 
 @lru_cache(maxsize=1024)
 def _part_numbers(path: Path, _written: int) -> dict[str, int]:
-    """Group id -> row group of a file as it was at one time: the page of a prompt inspects many files repeatedly."""
+    """Group id -> row group of a file; cached by mtime, because the page of a prompt reads many files repeatedly."""
     import pyarrow.parquet
 
     with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
@@ -242,7 +242,7 @@ def _part_numbers(path: Path, _written: int) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _part(path: Path, _written: int, number: int) -> Any:
-    """One row group as a table: an export reads all groups of a step, one after the other."""
+    """A row group as a table; cached, because an export reads all groups of a step in turn."""
     import pyarrow.parquet
 
     with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
@@ -250,7 +250,7 @@ def _part(path: Path, _written: int, number: int) -> Any:
 
 
 def _parts(groups: Sequence[Sequence[TokenRow]]) -> Iterator[list[TokenRow]]:
-    """Rows of whole groups, of at least PART_TOKENS tokens together except the last part."""
+    """Split into parts of whole groups with at least PART_TOKENS tokens, except the last part."""
     part: list[TokenRow] = []
     for rows in groups:
         part.extend(rows)
@@ -286,7 +286,7 @@ def _row(fields_: dict[str, Any]) -> TokenRow:
 
 
 class _reading:  # noqa: N801 - reads as a verb at its uses
-    """Turn what a damaged or foreign file makes pyarrow say into a ContractError that names the file."""
+    """Convert pyarrow errors for a damaged or foreign file to a ContractError with its path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

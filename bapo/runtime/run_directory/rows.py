@@ -1,7 +1,7 @@
-"""Rows of a run directory: keys and types, checked on reading because another user or version may have written them.
+"""Schemas of the rows in a run directory, validated on reading because another user or version may have written them.
 
-Only keys that code computes with are listed; a row keeps all keys that it has. A plain float may be NaN or infinite,
-because a learner that diverges writes that.
+Only keys used by the code are listed; a row keeps all its keys. A plain float may be NaN or infinite, as written by a
+diverging learner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _optional(names: str, kind: Any) -> list[tuple[str, Any, None]]:
 
 
 def _with(row: type[msgspec.Struct], *fields: tuple[str, Any] | tuple[str, Any, Any]) -> type[msgspec.Struct]:
-    """The row with further fields, or with others in place of its own."""
+    """The row with additional or replaced fields."""
     return msgspec.defstruct(f"Whole{row.__name__}", fields, bases=(row,), kw_only=True)
 
 
@@ -40,7 +40,7 @@ Origin = Literal["x1", "x2", "x3"]
 Cell = msgspec.defstruct("Cell", [("policy", str), ("origin", Origin), ("age", Count | None), ("num_groups", Count)])
 """One subset of a batch, or one age of it, in the off-policy diagnostics."""
 WholeCell = _with(Cell, *_required("tv_tok tv_tok_p95 tv_seq kl_fwd ess delta_max max_ratio", float))
-"""The same with all that the report's table has."""
+"""The same with all fields required for reports."""
 Bound = msgspec.defstruct(
     "Bound",
     [
@@ -51,7 +51,7 @@ Bound = msgspec.defstruct(
 )
 """The bound of theorem 3.2 on one subset."""
 WholeBound = _with(Bound, ("k", float))
-"""The same with all that the report's table has."""
+"""The same with all fields required for reports."""
 MetricsRow = msgspec.defstruct(
     "MetricsRow",
     [
@@ -77,7 +77,7 @@ WholeMetricsRow = _with(
     ("divergences", GenericAlias(list, WholeCell), ()),
     ("bounds", GenericAlias(list, WholeBound), ()),
 )
-"""One line of metrics.jsonl with all that reports and comparisons need."""
+"""One line of metrics.jsonl with all fields required for reports and comparisons."""
 
 
 class EvaluationRow(msgspec.Struct):
@@ -100,18 +100,18 @@ class EvaluationRow(msgspec.Struct):
 _MEASURED = "split step accuracy low high num_prompts num_samples mean_tokens truncated_share rewards"
 _HINTS = get_type_hints(EvaluationRow, include_extras=True)
 WholeEvaluationRow = _with(EvaluationRow, *((name, get_args(_HINTS[name])[0]) for name in _MEASURED.split()))
-"""One line of evaluations.jsonl with all that reports and comparisons need."""
+"""One line of evaluations.jsonl with all fields required for reports and comparisons."""
 
 
 class Addresses(msgspec.Struct):
-    """Of services that may be asked."""
+    """URLs of the services."""
 
     buffer_url: str | None = None
     rollout_url: str | None = None
 
 
 class ProcessRow(msgspec.Struct):
-    """A process of the launcher."""
+    """A process started by the launcher."""
 
     pid: int | None = None
     ready_after_s: float | None = None
@@ -160,22 +160,22 @@ def pace_s(metrics: Sequence[Mapping[str, Any]], since: float) -> float | None:
 
 
 def object_of(data: bytes, where: str, kind: type[msgspec.Struct] | None) -> dict[str, Any]:
-    """The object in a line of JSON. Raises: RecordError that names the place and the key."""
+    """Parse a line of JSON. Raises: RecordError with location and key."""
     try:
         row = json.loads(data)
         if b"\\u" in data:
-            json.dumps(row, ensure_ascii=False).encode()  # refuses half of a character
+            json.dumps(row, ensure_ascii=False).encode()  # rejects lone surrogates
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{where} is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise RecordError(f"{where} is not an object, but {row!r:.80}")
+        raise RecordError(f"{where} is not a JSON object: {row!r:.80}")
     if kind is not None:
         require_row(row, kind, where)
     return row
 
 
 def require_row(row: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
-    """Raises: RecordError that names the place and the key."""
+    """Raises: RecordError with location and key."""
     try:
         msgspec.convert(row, kind)
     except (msgspec.ValidationError, RecursionError) as error:

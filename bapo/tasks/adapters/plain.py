@@ -1,10 +1,10 @@
-"""Rewards of BAPO's own shapes.
+"""Reward functions with BAPO's native signatures.
 
-    def f(prompt, text) -> float                          the prompt with everything in it
+    def f(prompt, text) -> float                          the full prompt object
     @bapo.reward
-    def f(completion, answer, **row) -> float             columns of the row by name; async is fine
+    def f(completion, answer, **row) -> float             columns of the row by name; may be async
 
-None means that the response cannot be graded.
+None: the response cannot be graded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bapo.tasks.user_functions import call_with, load_function, settled
 
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:
-    """The function, called once per response. Raises: ConfigError."""
+    """Wrap the function; called once per response. Raises: ConfigError."""
     function = load_function(name, key="reward")
     takes_columns = getattr(function, TAKES_COLUMNS, False)
     if not takes_columns:
@@ -41,6 +41,6 @@ def _check_arguments(name: str, function: Callable[..., Any]) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"reward {name!r} must be callable as reward(prompt, text): {error}; "
-            "a function of columns is decorated with @bapo.reward, those of other frameworks are named "
-            "trl:... or verl:..."
+            "decorate a function of columns with @bapo.reward, and use trl:... or verl:... for functions of other "
+            "frameworks"
         ) from error

@@ -2,11 +2,11 @@
 
     reward = "trl:my_rewards.accuracy"      or "trl:my_rewards:accuracy", "trl:my_rewards.py:accuracy"
 
-As TRL does: `completions` are texts, or lists of one assistant message where the prompts are messages; every column is
-a list with the row's value for each completion; `prompts` is passed too. None means ungraded.
+As in TRL: `completions` are texts, or lists of one assistant message if the prompts are messages; every column is a
+list with the row's value for each completion; `prompts` is passed too. None means ungraded.
 
-Does not cover: `completion_ids` and `trainer_state` (a grader has neither tokens nor a trainer; a function that cannot
-do without is refused by name), reward models. `log_extra` and `log_metric` are accepted and go nowhere.
+Not supported: `completion_ids` and `trainer_state` (a grader has neither; functions that require them are rejected) and
+reward models. `log_extra` and `log_metric` are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bapo.tasks.user_functions import call_with, load_function, settled
 
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float | None]]:
-    """The function, called once per group. Raises: ConfigError."""
+    """Wrap the function; called once per group. Raises: ConfigError."""
     function = load_function(name, key="reward trl:", dots=True)
 
     def of_group(prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
@@ -37,7 +37,7 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float |
         found = call_with(function, given, columns)
         (rewards,) = settled([found])
         if not isinstance(rewards, Sequence | np.ndarray) or len(rewards) != len(texts):
-            raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; one reward for each is needed")
+            raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; expected one reward for each")
         return list(rewards)
 
     return of_group
@@ -48,4 +48,4 @@ def _completion(text: str, *, is_message: bool) -> str | list[dict[str, str]]:
 
 
 def _ignore(*_: object, **__: object) -> None:
-    """TRL logs extra columns and metrics of its own; records of runs have no place for them."""
+    """Stub for TRL's logging callbacks, which BAPO does not record."""

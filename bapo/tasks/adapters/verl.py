@@ -1,10 +1,10 @@
 """verl's custom rewards: `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
 
-    reward = "verl:my_score.py:compute_score"      the function's name may be left out: "verl:my_score.py"
+    reward = "verl:my_score.py:compute_score"      the function name is optional: "verl:my_score.py"
 
-A dict gives its `score`. `data_source` and `extra_info` come from the columns of these names (kept by themselves where
-the file has verl's layout), `ground_truth` is the answer. None means ungraded; async is fine. Scores in another range
-than [0, 1], such as the -1 and 1 of verl's DAPO, need `task.reward_range`.
+If it returns a dict, `score` is used. `data_source` and `extra_info` come from the columns of these names (kept
+automatically for files in verl's layout), `ground_truth` is the answer. None means ungraded; may be async. Scores
+outside [0, 1], such as -1 and 1 in verl's DAPO, require `task.reward_range`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_FUNCTION = "compute_score"
 
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:
-    """The function, called once per response. Raises: ConfigError."""
+    """Wrap the function; called once per response. Raises: ConfigError."""
     full = f"{name}:{DEFAULT_FUNCTION}" if name.endswith(".py") else name
     function = load_function(full, key="reward verl:")
 

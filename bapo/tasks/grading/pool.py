@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 """Importing a user's task may be slow; grading has a deadline of its own."""
-STARTING = "of starting"
-LOOK_S = 0.25
+STARTING = "at startup"
+POLL_S = 0.25
 """Between two readings of the memory of a child that works."""
 END_S = 5.0
 """Longest time between the end of a child's pipe and its own."""
@@ -254,18 +254,18 @@ class _Child:
         """Raises: TimeoutError, VerifierMemoryError."""
         ready = select.poll()
         ready.register(file, event)
-        while not ready.poll(min(LOOK_S, max(0.0, deadline - time.monotonic())) * 1000):
+        while not ready.poll(min(POLL_S, max(0.0, deadline - time.monotonic())) * 1000):
             if time.monotonic() >= deadline:
                 raise TimeoutError
             used_mb = _memory_bytes(self._process.pid) / 2**20
             if used_mb > self._most_memory_mb:
                 limit = f"task.grading_memory_mb = {self._most_memory_mb}"
-                raise VerifierMemoryError(f"was killed out of memory: it took {used_mb:.0f} MB, above {limit},")
+                raise VerifierMemoryError(f"was killed because of its memory use of {used_mb:.0f} MB, above {limit},")
 
     def _died(self) -> VerifierKilledError:
         what = "while grading" if self._ready else "before it was ready to grade"
         try:
-            return VerifierKilledError(f"ended with exit code {self._process.wait(END_S)} {what}")
+            return VerifierKilledError(f"exited with code {self._process.wait(END_S)} {what}")
         except subprocess.TimeoutExpired:
             # A verifier may close what it does not own, and leave threads that Python waits for at its end.
             return VerifierKilledError(f"closed the pipe to its worker {what} and was killed")

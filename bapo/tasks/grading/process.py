@@ -42,7 +42,7 @@ LENGTH = struct.Struct("<I")
 STDERR = 2
 OVERTIME_S = 5.0
 """Beyond the worker's own deadline for a group."""
-MOST_SHOWN = 500
+MAX_SHOWN = 500
 """Characters of what a verifier raised or returned."""
 
 
@@ -69,7 +69,7 @@ def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[floa
     try:
         return _checked(_rewards_of(task, prompt, texts), texts, reward_range)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
-        return {"failed": f"raised {_told(error)}{place_of(error)} {shown}"}
+        return {"failed": f"raised {_described(error)}{place_of(error)} {shown}"}
 
 
 def _rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
@@ -109,8 +109,8 @@ def _advice(reward: numbers.Real | None) -> str:
     if reward is None:
         return ""
     if reward != reward or reward in (math.inf, -math.inf):  # not math.isfinite, which raises for large integers
-        return "; return None for a response that cannot be graded, 0 for a wrong one"
-    return "; task.reward_range names another range"
+        return "; return None for a response that cannot be graded, 0 for an incorrect one"
+    return "; set task.reward_range to the range of your reward"
 
 
 def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
@@ -118,18 +118,18 @@ def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
     try:
         text = expert_of(task, prompt)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-        return {"failed": f"{_told(error)} (asked for an expert's solution)"}
+        return {"failed": f"{_described(error)} (when computing an expert solution)"}
     if text is not None and not isinstance(text, str):
-        return {"failed": f"returned {_shown(text)} as an expert's solution, which is not text"}
+        return {"failed": f"returned {_shown(text)} as an expert solution, expected text"}
     return {"expert": text}
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Class and words, cut: many exceptions repeat the text that they are about, and each message is a log line."""
     try:
         words = str(error)
     except Exception as worse:  # noqa: BLE001 - a user's exception
-        words = f"(its text cannot be shown: {type(worse).__name__})"
+        words = f"(message not printable: {type(worse).__name__})"
     return f"{type(error).__name__}: {_cut(words)}"
 
 
@@ -137,11 +137,11 @@ def _shown(value: object) -> str:
     try:
         return _cut(repr(value))
     except Exception as error:  # noqa: BLE001 - a user's value; also an integer of more digits than Python writes
-        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+        return f"a {type(value).__name__} that is not printable ({type(error).__name__})"
 
 
 def _cut(words: str) -> str:
-    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}... ({len(words)} characters)"
+    return words if len(words) <= MAX_SHOWN else f"{words[:MAX_SHOWN]}... ({len(words)} characters)"
 
 
 def main() -> None:

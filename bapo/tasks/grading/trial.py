@@ -102,7 +102,7 @@ def _graded(graders: GraderPool, prompt: Prompt, text: str, where: str) -> tuple
     reward = float(grades.rewards[0])
     if reward == 1.0:
         return RIGHT, ""
-    return WRONG if reward == 0.0 else PARTLY, f"{where}: the gold answer {text[:200]!r} is rewarded {reward:g}"
+    return WRONG if reward == 0.0 else PARTLY, f"{where}: the reward of the gold answer {text[:200]!r} is {reward:g}"
 
 
 def _others(prompts: Sequence[Prompt]) -> list[Prompt | None]:

@@ -1,1 +1,1 @@
-"""Routes, by who uses them. Each only translates between HTTP and one use case."""
+"""Routes, grouped by caller. Each only translates between HTTP and one use case."""

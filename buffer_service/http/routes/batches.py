@@ -1,4 +1,4 @@
-"""What the learner calls: batches, progress, and the state that a checkpoint joins."""
+"""Routes of the learner: batches, progress, and the buffer state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from buffer_service.snapshot import read_snapshot
 router = APIRouter(tags=["learner"])
 
 GONE_S = 0.005
-"""By then the event loop has seen the end of a connection that follows the request in the socket."""
+"""Within this time the event loop notices a connection that was closed right after the request."""
 BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "A batch without its frames (`bapo.core.codec.unpack_pull`)."},
-    202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, why, and what is there."},
+    202: {"model": WaitingAnswer, "description": "Not ready after `wait_s`: the reason, and the current counts."},
 }
 
 
@@ -40,7 +40,7 @@ BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
 async def batch(
     step: Annotated[Version, "t"], here: Here, request: Request, wait_s: Annotated[Wait, Query()] = 0.0
 ) -> Response:
-    """D_t, assembled now when nothing is missing. The same step has the same batch until a checkpoint releases it."""
+    """Return batch D_t, assembling it if possible. A step keeps its batch until a checkpoint releases it."""
 
     def attempt() -> bytes | None:
         record = here.service.batch(step)
@@ -55,35 +55,35 @@ async def batch(
     if found is None:
         reason, counts = await in_thread(here.service.waiting_for, step)
         return JSONResponse({"reason": reason, "counts": counts}, status_code=202)
-    here.work.wake()  # prompts of groups that were too old are re-sampled
+    here.work.wake()  # prompts of stale groups are re-sampled
     return Response(found, media_type=OCTETS)
 
 
 @router.post("/batches/{step}/bad-frames")
 def bad_frames(step: Version, body: SuspectsBody, here: Here) -> BadFramesAnswer:
-    """Read suspected frames of a retained batch again; those that are not what was announced are named with their
-    workers, counted, and leave B_high; the batch is trained without them."""
+    """Re-read suspected frames of a retained batch. Corrupt frames are returned, logged with their worker, counted and
+    removed from B_high; the batch is trained without them."""
     return BadFramesAnswer(bad=here.service.bad_frames(step, body.group_ids))
 
 
 @router.get("/batches/{step}/untrained", response_class=Response, responses={200: {"content": BINARY}})
 def untrained(step: Version, here: Here) -> Response:
-    """Frames of the groups that the assembly of a retained batch did not train, one after the other, as far as they
-    are held for their texts (`diagnostics.texts_mb`)."""
+    """Return the concatenated frames of the groups that the assembly of a retained batch did not train, as far as
+    they are retained for their texts (`diagnostics.texts_mb`)."""
     return stream(here.service.untrained(step))
 
 
 async def refuse_gone(request: Request) -> None:
-    """Of what sets back what others have done since it was asked for: a service that was stalled, or a link that was,
-    brings what its sender has given up, and had done by another one. Raises: UnavailableError."""
+    """Reject a restore or resume whose caller has disconnected: after a stall it may arrive late, when the caller has
+    already succeeded through another instance. Raises: UnavailableError."""
     await asyncio.sleep(GONE_S)
     if await request.is_disconnected():
-        raise UnavailableError(f"{request.method} {request.url.path} came too late: its sender has given up")
+        raise UnavailableError(f"{request.method} {request.url.path} arrived too late: the caller has disconnected")
 
 
 @router.post("/batches/{step}/commit")
 def commit(step: Version, body: CommitBody, here: Here) -> CommittedAnswer:
-    """Batch `step` is trained; batches up to the durable checkpoint are released."""
+    """Mark batch `step` as trained; batches up to the durable checkpoint are released."""
     return CommittedAnswer(checkpoint_wanted=here.service.commit(step, body.checkpointed))
 
 
@@ -94,7 +94,7 @@ async def progress(
     seen_step: Annotated[Version | None, Query()] = None,
     wait_s: Annotated[Wait, Query()] = 0.0,
 ) -> ProgressBody:
-    """Where the learner is; zeros before its first report. With `seen_step`: as soon as it is in another step."""
+    """Return the learner's progress; zeros before its first report. With `seen_step`, wait until its step differs."""
 
     def moved() -> Progress | None:
         now = here.service.store.progress()
@@ -108,22 +108,22 @@ async def progress(
 
 @router.put("/progress", status_code=204)
 async def report(body: ProgressBody, here: Here, request: Request) -> None:
-    """Both numbers only rise: a lower one is ignored."""
+    """Report the learner's progress. Values never decrease: a lower one is ignored."""
     await refuse_gone(request)
     await in_thread(here.service.store.report, Progress(step=body.step, policy_version=body.policy_version))
     here.progress.wake()
-    here.work.interrupt()  # a worker with new weights may claim more than when it asked
+    here.work.interrupt()  # a worker with new weights may claim more than before
 
 
 @router.post("/snapshot", response_class=Response, responses={200: {"content": BINARY}})
 def snapshot(here: Here) -> Response:
-    """Everything that a resumed run needs, as one binary with a checksum."""
+    """Return everything that a resumed run needs, as one binary with a checksum."""
     return stream(read_snapshot(here.service.store))
 
 
 @router.post("/restore", status_code=204)
 async def restore(body: Annotated[bytes, Body(media_type=OCTETS)], request: Request, here: Here) -> None:
-    """Replace everything that this run has in the buffer by a snapshot."""
+    """Replace the state of this run by a snapshot."""
     await refuse_gone(request)
     await in_thread(here.service.restore, body)
     here.work.wake()
@@ -133,7 +133,7 @@ async def restore(body: Annotated[bytes, Body(media_type=OCTETS)], request: Requ
 
 @router.post("/resume", status_code=204)
 async def resume(body: ResumeBody, here: Here, request: Request) -> None:
-    """A learner resumes after a checkpoint: all leases return, batches after it are served again."""
+    """Resume after a checkpoint: all leases are released, batches after it are served again."""
     await refuse_gone(request)
     await in_thread(here.service.resume, body.step)
     here.work.wake()

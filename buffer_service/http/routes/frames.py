@@ -1,4 +1,4 @@
-"""Frames by HTTP, one at a time, for clients that cannot reach Redis; and for the others, how they reach it."""
+"""Frames over HTTP, one at a time, for clients that cannot reach Redis; and Redis access for those that can."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BINARY = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 
 @router.get("/frame-access")
 def access(here: Here, request: Request) -> AccessAnswer:
-    """Where Redis is and as whom the caller may use it, as far as `buffer.direct` and its role allow."""
+    """Return the Redis URL and credentials for the caller, as far as `buffer.direct` and its role allow."""
     role = request.scope.get(ROLE)
     if here.access is None or not here.config.buffer.direct:
         return AccessAnswer()
@@ -39,21 +39,21 @@ def access(here: Here, request: Request) -> AccessAnswer:
 
 @router.put("/frames/{name}", status_code=204)
 def put_frame(name: FrameName, here: Here, body: Annotated[bytes, Body(media_type=OCTETS)]) -> None:
-    """Keep a frame for ten minutes, or until the push that names it."""
+    """Store a frame for ten minutes, or until the push that references it."""
     here.service.store.put_frame(name, body)
 
 
 @router.get("/frames/{group_id}", response_class=Response, responses={200: {"content": BINARY}})
 def frame(group_id: Name, here: Here) -> Response:
-    """The frame of one group that the buffer holds, whatever is in it."""
+    """Return the frame of a stored group, without checking its content."""
     (found,) = here.service.store.frames([group_id])
     if found is None:
-        raise ContractError(f"the buffer does not hold group {group_id}")
+        raise ContractError(f"group {group_id} is not in the buffer")
     return Response(found, media_type=OCTETS)
 
 
 def stream(frames: Frames) -> Response:
-    """Frames one after the other. The first ones are read here: a store that is away is an error, not a cut body."""
+    """Stream frames. The first are read here, so that an unavailable store is an error, not a truncated body."""
     first = next(frames, [])
 
     def pieces() -> Frames:
@@ -64,11 +64,11 @@ def stream(frames: Frames) -> Response:
 
 
 class CutStream(StreamingResponse):
-    """A body that ends without its last chunk when the store goes away: its reader sees that and retries."""
+    """A body that ends without its last chunk if the store becomes unavailable, so that its reader retries."""
 
     async def stream_response(self, send: Send) -> None:
-        """As StreamingResponse; one line instead of the traceback of an answer that cannot become a 503 any more."""
+        """As StreamingResponse, but logs one line instead of a traceback: it is too late for a 503."""
         try:
             await super().stream_response(send)
         except UnavailableError as error:
-            log.warning("answer cut off, its reader retries: %s", error)
+            log.warning("response truncated, its reader will retry: %s", error)

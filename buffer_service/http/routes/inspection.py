@@ -1,4 +1,4 @@
-"""What people, dashboards and the scheduler read. Nothing here changes anything."""
+"""Read-only routes for operators, dashboards and the scheduler."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 @router.get("/status")
 def status(here: Here) -> Response:
-    """Everything in numbers: `bapo.transport.messages.BufferStatus`."""
+    """Return the status of the buffer: `bapo.transport.messages.BufferStatus`."""
     return JSONResponse(status_map(here.service.inspection.status()))
 
 
 @router.get("/hard-prompts")
 def hard_prompts(here: Here) -> Response:
-    """B_bad with its prompts, oldest first: what the scheduler chooses from."""
+    """Return B_bad with its prompts, oldest first. The scheduler chooses re-evaluations from it."""
     return JSONResponse({"hard_prompts": here.service.inspection.hard_prompts()})
 
 
 @router.get("/bad")
 def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
-    """B_bad, oldest first: prompt id, mean reward, step of birth, age in steps, re-evaluations so far."""
+    """Return B_bad, oldest first: prompt id, mean reward, step of insertion, age in steps, re-evaluations so far."""
     tables = here.service.store.tables()
     items: list[dict[str, Any]] = [
         {
@@ -48,7 +48,7 @@ def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
 
 @router.get("/high")
 def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
-    """B_high, oldest first: group id, prompt id, mean reward, step of birth, age in steps, policy version."""
+    """Return B_high, oldest first: group id, prompt id, mean reward, step of insertion, age, policy version."""
     tables = here.service.store.tables()
     items: list[dict[str, Any]] = [
         {
@@ -66,12 +66,12 @@ def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
 
 @router.get("/batches")
 def batches(here: Here, offset: Offset = 0, limit: Limit = 20) -> Page:
-    """Compositions of the assembled batches, newest first."""
+    """Return the compositions of the assembled batches, newest first."""
     total, items = here.service.store.compositions(offset, limit)
     return Page(total=total, offset=offset, items=[dict(line) for line in items])
 
 
 @router.get("/counters")
 def counters(here: Here) -> dict[str, int]:
-    """Events since the run began: pushed, failed and dropped groups, by reason and by difficulty (k/G)."""
+    """Return event counts of the run: pushed, failed and dropped groups, by reason and pass rate (k/G)."""
     return here.service.store.counters()

@@ -1,4 +1,4 @@
-"""What the operator calls (`bapo buffer`): what there is, whether it fits together, and taking something out."""
+"""Routes of the operator (`bapo buffer`): list, verify and delete the contents of the buffer."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from buffer_service.store.invariants import INVARIANTS
 
 router = APIRouter(tags=["operator"])
 
-MOST_READ = 64
-"""Groups of one call."""
+MAX_READ = 64
+"""Groups per call."""
 Many = Annotated[int, Query(ge=1, le=1_000_000)]
 
 
 class Violation(Body):
-    """Something that does not fit together."""
+    """A violated invariant."""
 
     invariant: str
     detail: str
 
 
 class VerifyAnswer(Body):
-    """What was checked, and what is broken."""
+    """The checked invariants and their violations."""
 
     model_config = example(
         step=12,
         groups=96,
         open_requests=128,
-        invariants={"bytes": "The counts of bytes are the sums of the frames' sizes."},
-        violations=[{"invariant": "bytes", "detail": "the frames have 900 bytes, but 800 are counted"}],
+        invariants={"bytes": "The byte counters equal the sums of the frame sizes."},
+        violations=[{"invariant": "bytes", "detail": "the frames have 900 bytes, but the counter is 800"}],
     )
 
     step: int
@@ -46,26 +46,26 @@ class VerifyAnswer(Body):
     groups: int
     open_requests: int
     invariants: dict[str, str]
-    """Name -> what it promises, of all that were checked."""
+    """Name -> description of each checked invariant."""
     violations: list[Violation]
-    """Empty in a sound buffer."""
+    """Empty if the buffer is consistent."""
 
 
 class ReadBody(Body):
-    """Groups to be read at once."""
+    """Groups to read in one call."""
 
-    group_ids: list[Name] = Field(max_length=MOST_READ)
+    group_ids: list[Name] = Field(max_length=MAX_READ)
 
 
 class DroppedAnswer(Body):
-    """The table that the group was in: `fresh`, `reevaluated`, `evaluated` or `high`."""
+    """The table the group was removed from: `fresh`, `reevaluated`, `evaluated` or `high`."""
 
     dropped_from: str
 
 
 @router.get("/verify")
 def verify(here: Here) -> VerifyAnswer:
-    """Check every invariant over the facts of one moment. Takes as long as the index of a snapshot."""
+    """Check every invariant on one consistent reading. Takes as long as reading the index of a snapshot."""
     audit, broken = here.service.maintenance.verify()
     return VerifyAnswer(
         step=audit.assembled,
@@ -78,20 +78,20 @@ def verify(here: Here) -> VerifyAnswer:
 
 @router.get("/groups")
 def groups(here: Here, offset: Offset = 0, limit: Many = 100, group_id: Name | None = None) -> Page:
-    """Every group that the buffer holds, in the order of their ids, and where it is: all from one moment."""
+    """List every stored group by id with its locations, from one consistent reading."""
     held = [item for item in here.service.maintenance.held() if group_id in (None, item.record.group_id)]
     return Page(total=len(held), offset=offset, items=[_item(item) for item in held[offset : offset + limit]])
 
 
 @router.post("/groups/read", response_class=Response, responses=FRAMES_ANSWER)
 def read(body: ReadBody, here: Here) -> Response:
-    """The frames of those of the groups that are still held."""
+    """Return the frames of those groups that are still stored."""
     return stream(here.service.held(body.group_ids))
 
 
 @router.delete("/groups/{group_id}")
 def drop_group(group_id: Name, here: Here) -> DroppedAnswer:
-    """Delete a group that no batch needs. The scheduler replaces a fresh one, with another prompt."""
+    """Delete a group that no batch needs. The scheduler replaces a fresh one by another prompt."""
     table = here.service.maintenance.drop_group(group_id)
     here.service.backpressure.forget()
     return DroppedAnswer(dropped_from=table)
@@ -99,23 +99,23 @@ def drop_group(group_id: Name, here: Here) -> DroppedAnswer:
 
 @router.delete("/requests/{request_id}", status_code=204)
 async def drop_request(request_id: Name, here: Here) -> None:
-    """Withdraw an open request, queued or leased. The scheduler replaces a fresh one, with another prompt.
+    """Cancel an open request, queued or leased. The scheduler replaces a fresh one by another prompt.
 
-    A push of its group is a `duplicate` from then on.
+    A later push of its group is a `duplicate`.
     """
     await in_thread(here.service.maintenance.drop_request, request_id)
-    here.groups.wake()  # it may be all that a batch waited for
+    here.groups.wake()  # a batch may have waited only for this request
 
 
 @router.delete("/bad", status_code=204)
 def drop_prompt(prompt_id: Annotated[PromptId, Query()], here: Here) -> None:
-    """Take a prompt out of B_bad."""
+    """Remove a prompt from B_bad."""
     here.service.maintenance.drop_prompt(prompt_id)
 
 
 @router.delete("/runs/{name}", status_code=204)
 def drop_run(name: Name, here: Here) -> None:
-    """Delete everything that this run has in the buffer. Its name is asked for, so that no slip deletes a run."""
+    """Delete the whole state of this run. Its name is required as a confirmation."""
     here.service.maintenance.drop_run(name)
     here.service.backpressure.forget()
 

@@ -1,4 +1,4 @@
-"""What the scheduler calls for a prompt selector that learns: success counts, and the state that replaces old ones."""
+"""Routes of the scheduler for an adaptive prompt selector: success counts, and the state that replaces old ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ STATE: dict[int | str, dict[str, Any]] = {
 def success_counts(
     here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
 ) -> Response:
-    """What the fresh groups of the steps after `after` gave, oldest first, as far as they are kept without a gap."""
+    """Return the success counts of the fresh groups of the steps after `after`, oldest first, up to the first gap."""
     return Response(msgpack.packb(here.service.store.success_counts(after, limit)), media_type=OCTETS)
 
 
 @router.get("/evaluations/{label}/success-counts", response_class=Response, responses=OUTCOMES)
 def evaluation_success_counts(label: Name, here: Here) -> Response:
-    """What the groups of one evaluation gave so far, without their tokens: a list of one, of step 0."""
+    """Return the success counts of one evaluation so far: a list of one, for step 0."""
     store = here.service.store
     records = store.records(store.evaluated(label))
     packed = pack_success_counts(success_counts_of(0, (record.outcome for record in records if record is not None)))
@@ -45,7 +45,7 @@ def evaluation_success_counts(label: Name, here: Here) -> Response:
 
 @router.get("/selector", response_class=Response, responses=STATE)
 def selector(here: Here) -> Response:
-    """The newest state of the prompt selector that was kept."""
+    """Return the last stored state of the prompt selector."""
     state = here.service.store.selector_state()
     fields = {"round": state.round, "through": state.through, "data": state.data}
     return Response(msgpack.packb(fields), media_type=OCTETS)
@@ -58,7 +58,7 @@ def keep(
     through: Annotated[Version, Query()],
     body: Annotated[bytes, Body(media_type=OCTETS)] = b"",
 ) -> None:
-    """Keep the state from which prompts of step `round_` are chosen; success counts up to `through` are dropped.
+    """Store the state used to choose the prompts of step `round_`; success counts up to `through` are deleted.
 
     A state of an older round is ignored.
     """
@@ -66,7 +66,7 @@ def keep(
     assembled = store.readiness(through).assembled
     if through > assembled:
         raise ContractError(
-            f"a selector's state stands for success counts up to step {through}, but the newest batch is {assembled}"
+            f"the selector state includes success counts up to step {through}, but the newest batch is {assembled}"
         )
     is_kept = store.keep_selector_state(SelectorState(round=round_, through=through, data=body))
     log.debug("selector state round=%d through=%d kept=%s", round_, through, is_kept)

@@ -1,4 +1,4 @@
-"""What the scheduler, the workers and the evaluator call: requests and groups."""
+"""Routes of the scheduler, the workers and the evaluator: requests and groups."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ from buffer_service.http.schemas import (
 
 router = APIRouter(tags=["work"])
 
-FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {"content": BINARY, "description": "Group frames, one after the other."}
-}
+FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": BINARY, "description": "Concatenated group frames."}}
 
 
 @router.post("/requests")
 async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAnswer:
-    """Ask for groups; ids that were asked for before are ignored, and so is a cursor that does not rise."""
+    """Enqueue requests; known ids and a cursor that does not increase are ignored."""
     requests = [item.to_request() for item in body.requests]
     refuse_training(request.scope, requests)
     accepted = await in_thread(here.service.enqueue, requests, body.cursor, body.spares)
@@ -50,11 +48,11 @@ async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAn
 
 @router.post("/reevaluations/{step}")
 async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnswer:
-    """Issue the re-evaluation round of a step; the second call for the same step does nothing."""
+    """Issue the re-evaluation round of a step; a second call for the same step does nothing."""
     requests = [item.to_request() for item in body.requests]
     accepted = await in_thread(here.service.enqueue_round, step, requests)
     here.work.wake()
-    here.groups.wake()  # a round without requests may be all that a batch waits for
+    here.groups.wake()  # a batch may wait only for this round, even if it is empty
     return AcceptedAnswer(accepted=accepted)
 
 
@@ -62,9 +60,9 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
-    A report of progress ends the wait: the worker may have taken new weights since it asked. A claim that comes again
-    gets what it leased the first time, and an older one than the worker's newest gets nothing. Nor does one with a
-    version that the learner cannot have published: a restore has undone it, and its groups would be refused.
+    A progress report ends the wait, because the worker may have new weights since then. A repeated claim returns the
+    leases of the first call; a claim older than the worker's newest returns nothing. So does a claim with a version
+    that the learner cannot have published (it was undone by a restore): its groups would be rejected.
     """
 
     def attempt() -> list[RolloutRequest] | None:
@@ -76,13 +74,13 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
 
 @router.post("/requests/renew")
 def renew(body: RenewBody, here: Here) -> IdsAnswer:
-    """Keep leases for another `buffer.lease_s`."""
+    """Extend leases by `buffer.lease_s`."""
     return IdsAnswer(request_ids=here.service.store.renew(body.worker_id, body.request_ids))
 
 
 @router.post("/requests/fail")
 async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
-    """A group has no rewards: it is re-sampled, whole, up to `buffer.max_attempts` times, then dropped and counted."""
+    """Report a failed group: it is re-sampled up to `buffer.max_attempts` times, then dropped and counted."""
     outcome = await in_thread(here.service.fail, body.worker_id, body.request_id, body.reason, body.detail)
     here.work.wake()
     here.groups.wake()
@@ -91,7 +89,7 @@ async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
 
 @router.post("/requests/release")
 async def release(body: ReleaseBody, here: Here) -> ReleasedAnswer:
-    """All leases of a dead worker return to their places; no attempt is counted."""
+    """Return all leases of a dead worker to the queue, without counting an attempt."""
     released = await in_thread(here.service.release, body.worker_id)
     here.work.wake()
     return ReleasedAnswer(released=released)
@@ -99,18 +97,18 @@ async def release(body: ReleaseBody, here: Here) -> ReleasedAnswer:
 
 @router.post("/groups")
 async def push(body: Annotated[bytes, Body(media_type=OCTETS)], here: Here) -> PushedAnswer:
-    """Store groups whose frames are in Redis already (`bapo.core.codec.pack_push`). Answers when they are in its
-    append-only file; pushing again is harmless. 429 with Retry-After while fresh groups are refused: their frames
-    stay.
+    """Store groups whose frames are already in Redis (`bapo.core.codec.pack_push`). Idempotent; returns once they are
+    in Redis' append-only file. 429 with Retry-After while fresh groups are rejected: their frames remain for the
+    retry.
     """
     results = await in_thread(here.service.push, body)
     here.groups.wake()
-    return PushedAnswer(groups=results, room=not here.service.backpressure.why_full())
+    return PushedAnswer(groups=results, room=not here.service.backpressure.full_reason())
 
 
 @router.get("/evaluations/{label}", response_class=Response, responses=FRAMES_ANSWER)
 def collect(label: Name, here: Here) -> Response:
-    """All groups of one evaluation that are done, in the order of their ids."""
+    """Return all finished groups of one evaluation, by id."""
     return stream(here.service.held(here.service.store.evaluated(label)))
 
 
@@ -122,7 +120,7 @@ def forget(label: Name, here: Here) -> None:
 
 @router.get("/room", status_code=204)
 async def room(request: Request, here: Here, wait_s: Annotated[Wait, Query()] = 0.0) -> None:
-    """Returns when a push of fresh groups would be taken; 429 when it is still refused after `wait_s`."""
+    """Wait until a push of fresh groups would be accepted; 429 if it is still rejected after `wait_s`."""
     pressure = here.service.backpressure
     if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=request.is_disconnected) is None:
         pressure.admit(0)

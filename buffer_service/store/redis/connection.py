@@ -1,7 +1,6 @@
-"""One Redis: redis-py's clients and our scripts, and its errors in the words of `bapo.core.errors`.
+"""A connection to Redis: redis-py clients and Lua scripts, with errors translated to `bapo.core.errors`.
 
-Redis is not asked twice on its own: callers repeat whole use cases, which are idempotent, and single scripts are not
-all.
+No automatic retries: callers retry whole use cases, which are idempotent; not all single scripts are.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ log = logging.getLogger(__name__)
 Arg = str | bytes | int | float | memoryview
 
 CONNECT_TIMEOUT_S = 3.0
-"""Also for what is said at the beginning of a connection: while Redis hangs, calls give their threads back soon."""
+"""Also applies to the handshake, so that calls release their threads soon while Redis hangs."""
 ANSWER_TIMEOUT_S = 20.0
-"""Less than our callers wait for us: they hear that it is Redis that hangs."""
+"""Less than the timeout of clients, so that they receive an error that identifies Redis."""
 SOON_S = 1.5
-"""Longest silence of Redis for who only asks whether it is there."""
+"""Response timeout of health checks."""
 OFF_S = 1.0
-"""Pause before a Redis without an append-only file is asked for one again."""
+"""Interval for checking whether a Redis without an append-only file has one now."""
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
-MOST_CONNECTIONS = 1 << 16
-"""Not bounded here: those in use are bounded by the number of threads."""
+MAX_CONNECTIONS = 1 << 16
+"""No effective limit: connections in use are bounded by the number of threads."""
 SURVIVES = frozenset(
     {
         "enqueue",
@@ -58,19 +57,19 @@ SURVIVES = frozenset(
         "bad_frame",
     }
 )
-"""Scripts whose effect callers rely on once they are acknowledged. A lost lease, failure or release costs time."""
+"""Scripts whose acknowledged effect must be durable. A lost lease, failure or release only costs time."""
 
 
 class RedisLink:
-    """One Redis, shared by threads. Raises only errors of the tree."""
+    """One Redis, shared by threads. Raises only BapoErrors."""
 
     def __init__(
         self, url: str, *, on_error: Callable[[], None] = lambda: None, password_file: Path | None = None
     ) -> None:
         """
         Args:
-            on_error: called for every call that failed (a metric).
-            password_file: is read again for each connection, instead of the URL's password.
+            on_error: called for every failed call (for a metric).
+            password_file: read for each connection; overrides the URL's password.
         Raises: ConfigError for a malformed URL.
         """
         self.where = address(url)
@@ -80,14 +79,14 @@ class RedisLink:
             soon = _pool(url, SOON_S, SOON_S, password_file)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
-        # Any: redis-py's types do not know that replies are bytes here.
+        # Any: redis-py's types do not express that replies are bytes here.
         self.client: Any = redis.Redis(connection_pool=self._pool)
         self.soon: Any = redis.Redis(connection_pool=soon)
-        """The same for who must know soon: it gives up a Redis that says nothing for SOON_S."""
+        """A client with timeout SOON_S, for health checks."""
         self._scripts = {name: self._script(name) for name in _script_names()}
         self._was_let_in = False
         self._off_until = 0.0
-        """Until then there is no append-only file to read, by the monotonic clock."""
+        """Monotonic time until which the append-only file is assumed to be off."""
 
     def _script(self, name: str) -> _Script:
         folder = files("buffer_service.store.redis") / "lua"
@@ -100,20 +99,20 @@ class RedisLink:
 
     @contextmanager
     def errors_named(self) -> Iterator[None]:
-        """Translate what Redis or the way to it does. Messages never repeat arguments: they may be frames."""
+        """Translate errors of Redis and of the network. Messages never contain arguments: they may be frames."""
         try:
             yield
         except RedisError as wrapped:
             self._on_error()
             error = unwrapped(wrapped)
             if isinstance(error, ReadOnlyError):
-                self._pool.disconnect(inuse_connections=False)  # the primary of that name may be another server by now
+                self._pool.disconnect(inuse_connections=False)  # the host name may resolve to another primary by now
             raise named(error, self.where, was_let_in=self._was_let_in, password_file=self._password_file) from None
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """One script, loaded again when Redis has forgotten it.
+        """Run a script, reloading it if Redis has dropped it from its cache.
 
-        What must survive a killed Redis (SURVIVES) is in its append-only file when this returns.
+        Effects that must survive a crash of Redis (SURVIVES) are in its append-only file when this returns.
         """
         script = self._scripts[name]
         with self.errors_named(), self.client.client() as one:
@@ -127,9 +126,9 @@ class RedisLink:
             return reply
 
     def _until_written(self, one: Any) -> None:
-        """Return when all that Redis has answered on this connection, and so all before it, is in its append-only file.
+        """Wait until everything executed up to the last reply on this connection is in the append-only file.
 
-        `one` has one connection, which is not opened again: a restarted Redis cannot answer on it.
+        `one` has a single connection without reconnect: a restarted Redis cannot reply on it.
         """
         if time.monotonic() < self._off_until:
             return
@@ -140,18 +139,17 @@ class RedisLink:
         until_written(first, lambda: aof_state_of(one.info("persistence")), self.where)
 
     def execute(self, pipe: Pipeline) -> list[Any]:
-        """A pipeline's replies. Raises its first error as Redis said it, without the command."""
+        """Execute a pipeline. Raises its first error, without the command."""
         with self.errors_named():
             replies = pipe.execute(raise_on_error=False)
             _raise_first(replies)
         return replies
 
     def at_once(self, *commands: Sequence[Arg], written: bool = False) -> list[Any]:
-        """Replies of commands between which Redis does nothing else: for reads, which a script passes on many times
-        dearer.
+        """Replies of commands executed as one transaction. For reads: passing values through a script is much slower.
 
         Args:
-            written: return when all that the replies show is in the append-only file.
+            written: wait until everything that the replies show is in the append-only file.
         Raises: UnavailableError; StorageError.
         """
         with self.errors_named(), self.client.client() as one:
@@ -165,17 +163,17 @@ class RedisLink:
         return found
 
     def latest_ms(self) -> int:
-        """When a command that is sent now is given up, by Redis' clock: an argument of scripts that set something back.
+        """Deadline of a command sent now, by Redis' clock; an argument of scripts that reset state.
 
-        One may come later, from a connection to Redis that was cut and restored, when its caller has had it done by
-        another service. Raises: UnavailableError.
+        After a network stall such a command may arrive late, when its caller has already succeeded through another
+        instance. Raises: UnavailableError.
         """
         with self.errors_named():
             seconds, microseconds = self.client.time()
         return 1000 * int(seconds) + int(microseconds) // 1000 + int(1000 * ANSWER_TIMEOUT_S)
 
     def load_scripts(self) -> None:
-        """All of them, so that no first call pays for it."""
+        """Load all scripts, so that no first call has to."""
         with self.errors_named():
             for script in self._scripts.values():
                 self._load(script)
@@ -185,7 +183,7 @@ class RedisLink:
         log.debug("loading script %s into Redis at %s", script.name, self.where)
         sha = self.client.script_load(script.source)
         if sha not in (script.sha, script.sha.encode()):
-            raise ResponseError(f"script {script.name} has another digest on the server: {sha!r}")
+            raise ResponseError(f"script {script.name} has a different digest on the server: {sha!r}")
 
 
 def _pool(
@@ -195,7 +193,7 @@ def _pool(
 
     def begin(connection: Any) -> None:
         if password_file is not None:
-            with suppress(ConfigError):  # it is being replaced: the password before it may still do
+            with suppress(ConfigError):  # the file is being replaced: the previous password may still be valid
                 connection.password = read_password(password_file)
         connection._sock.settimeout(connect_timeout_s)
         connection.on_connect()
@@ -206,16 +204,16 @@ def _pool(
         socket_connect_timeout=connect_timeout_s,
         socket_timeout=answer_timeout_s,
         socket_read_size=READ_BYTES,
-        max_connections=MOST_CONNECTIONS,
+        max_connections=MAX_CONNECTIONS,
         retry=Retry(NoBackoff(), 0),
         redis_connect_func=begin,
     )
-    pool.connection_class(**pool.connection_kwargs)  # refuses an option of the URL that it does not know
+    pool.connection_class(**pool.connection_kwargs)  # raises for unknown URL options
     return pool
 
 
 class _Script:
-    """A Lua script and the digest under which Redis knows it."""
+    """A Lua script and its SHA-1 digest in Redis."""
 
     def __init__(self, name: str, source: bytes) -> None:
         self.name, self.source = name, source
@@ -234,7 +232,7 @@ def _script_names() -> list[str]:
 
 
 def address(url: str) -> str:
-    """For messages: without user, password and options; of any text."""
+    """The URL without user, password and options, for messages; accepts any text."""
     scheme, separator, rest = url.partition("?")[0].partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

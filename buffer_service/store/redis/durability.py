@@ -1,16 +1,15 @@
-"""When a write has left Redis for the kernel, so that it survives the end of Redis' process.
+"""Durability of writes: when Redis has passed a write to the kernel, so that it survives a crash of the process.
 
-Redis answers a call after its attempt to write the append-only file, whatever became of that: while an fsync is
-running (`appendfsync everysec`) the attempt is put off for up to two seconds, and when the disk is full it fails,
-silently for the calls that it was made for. Only later ones are refused. So an answer alone proves nothing; a later
-INFO does:
+Redis replies after its attempt to write the append-only file, whether or not that succeeded: while an fsync is running
+(`appendfsync everysec`) the write is postponed for up to two seconds, and if the disk is full it fails without an error
+for the affected calls; only later calls are rejected. So a reply alone proves nothing; a later INFO does:
 
-    aof_buffer_length == 0                               all that was executed before is written
-    aof_current_size >= what an earlier read had found, together with its aof_buffer_length
-                                                         all that was executed before that read is written
+    aof_buffer_length == 0                               everything executed before is written
+    aof_current_size >= size + aof_buffer_length of an earlier read
+                                                         everything executed before that read is written
 
-Sizes are those of one process: a Redis that was started again has nothing unwritten, whatever the one before has lost.
-So all reads go over the connection that had the answer; where that ends, the call is to be made again.
+The sizes belong to one process: a restarted Redis has no unwritten bytes, whatever was lost in the crash. So all reads
+use the connection of the reply; if it breaks, the call must be retried.
 
 Does not cover: power loss, which needs `appendfsync always`.
 """
@@ -27,27 +26,27 @@ from bapo.core.errors import StorageError, UnavailableError
 PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.02
 TIMEOUT_S = 20.0
-"""Redis postpones a write by at most two seconds; a disk may then block it for longer."""
+"""Redis postpones a write by at most two seconds; the disk may block it for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AofState:
-    """What `INFO persistence` says of the append-only file."""
+    """State of the append-only file, from `INFO persistence`."""
 
     size: int = 0
-    """Bytes that the kernel has."""
+    """Bytes passed to the kernel."""
     base_size: int = 0
-    """What it was when it was last rewritten."""
+    """Size after the last rewrite."""
     unwritten: int = 0
-    """Bytes that Redis has not written yet."""
+    """Bytes not written yet."""
     is_refused: bool = False
-    """The newest attempt to write failed: the disk is full, or broken."""
+    """The last write failed: the disk is full or broken."""
     is_off: bool = False
-    """There is no append-only file."""
+    """The append-only file is off."""
 
 
 def aof_state_of(info: Mapping[str, Any]) -> AofState:
-    """The answer of INFO."""
+    """Parse the reply of INFO."""
     return AofState(
         size=info.get("aof_current_size", 0),
         base_size=info.get("aof_base_size", 0),
@@ -58,31 +57,31 @@ def aof_state_of(info: Mapping[str, Any]) -> AofState:
 
 
 class Target:
-    """What Redis had executed before the first read."""
+    """The position in the append-only file to wait for."""
 
     def __init__(self) -> None:
         self._end = 0
         self._last = AofState()
 
     def is_reached(self, seen: AofState) -> bool:
-        """Whether all of it is written."""
+        """Whether the position is written."""
         if not seen.unwritten:
             return True
         is_rewritten = seen.base_size != self._last.base_size or seen.size < self._last.size
-        if not self._last.unwritten or is_rewritten:  # sizes of the old file say nothing about the new one
+        if not self._last.unwritten or is_rewritten:  # sizes of the old file do not apply to the new one
             self._end = seen.size + seen.unwritten
         self._last = seen
         return seen.size >= self._end
 
 
 def until_written(first: AofState, read: Callable[[], AofState], where: str) -> None:
-    """Return when everything is written that Redis had answered before the first read.
+    """Wait until everything is written that Redis had replied to before the first read.
 
     Args:
-        first: a read that was made after the answers.
-        read: reads it again.
-        where: Redis' address, for people.
-    Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time.
+        first: a read made after the replies.
+        read: returns the current state.
+        where: Redis' address, for messages.
+    Raises: StorageError if the disk rejects writes; UnavailableError after TIMEOUT_S.
     """
     target, seen, pause = Target(), first, 0.0
     deadline = time.monotonic() + TIMEOUT_S
@@ -93,14 +92,14 @@ def until_written(first: AofState, read: Callable[[], AofState], where: str) -> 
             raise UnavailableError(
                 f"Redis has not written its append-only file for {TIMEOUT_S:.0f} s: its disk is busy"
             )
-        time.sleep(pause)  # not the first time: what others did in the turn of the first read is written by now
+        time.sleep(pause)  # not before the second read: commands of the same event loop iteration are written by now
         pause = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * pause))
         seen = read()
 
 
 def disk_refuses(where: str, said: str) -> StorageError:
-    """Redis at this address has said so."""
+    """The error for a Redis that cannot write its append-only file."""
     return StorageError(
-        f"Redis at {where} cannot write to its disk and takes nothing more; free space there. "
-        f"Nothing that was acknowledged is lost. It says: {said}"
+        f"Redis at {where} cannot write to its disk and rejects writes; free up disk space there. "
+        f"Acknowledged writes are not lost. Redis error: {said}"
     )

@@ -1,11 +1,11 @@
-"""The two users of Redis that clients of a run may be: one that writes new frames, one that reads stored ones.
+"""The two Redis users for clients of a run: one writes new frames, one reads stored ones.
 
-    bapo-RUN-write   PSETEX of incoming:*   a frame of a worker, which expires unless a push names it
+    bapo-RUN-write   PSETEX of incoming:*   a frame of a worker, which expires unless a push references it
     bapo-RUN-read    MGET of group:*        the frames of a batch, for the learner
 
-Both are made whenever they are asked for, because a Redis that was started again has forgotten its users. Their
-password is kept with the run, so that all its services say the same. Redis before version 7 has no rights on keys for
-reading or writing alone, and a managed one may make no users: there, all frames go through the service.
+Both are created on every request, because a restarted Redis has lost its users. Their password is stored with the run,
+so that all service instances return the same. Redis before version 7 has no read-only or write-only key permissions,
+and managed services may not allow creating users; all frames then go through the service.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from buffer_service.store.redis.keys import Keys
 log = logging.getLogger(__name__)
 
 WRITE, READ = "%W", "%R"
-"""Which use of a key is allowed; Redis before version 7 knows no such words."""
+"""Key permissions; not supported by Redis before version 7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLogin:
-    """A user of Redis that may do one thing."""
+    """A Redis user with a single permission."""
 
     user: str
     password: str
     prefix: str
-    """Of the keys that it may touch."""
+    """Prefix of the keys it may access."""
 
 
 class FrameAccess:
-    """Make the two users of one run."""
+    """Creates the two users of one run."""
 
     def __init__(self, link: RedisLink, keys: Keys, run: str) -> None:
         self.url = link.where
-        """Without a password, and without options: a Redis that needs them is not reached by clients."""
+        """URL without password and options; clients cannot reach a Redis that requires them."""
         self._link, self._keys, self._run = link, keys, run
 
     def writer(self) -> FrameLogin | None:
-        """For workers; None: Redis makes no such user. Raises: UnavailableError."""
+        """Login for workers; None if Redis cannot create the user. Raises: UnavailableError."""
         return self._login("write", self._keys.incoming(""), WRITE, "+psetex")
 
     def reader(self) -> FrameLogin | None:
-        """For learners; None: Redis makes no such user. Raises: UnavailableError."""
+        """Login for learners; None if Redis cannot create the user. Raises: UnavailableError."""
         return self._login("read", self._keys.group(""), READ, "+mget")
 
     def _login(self, right: str, prefix: str, access: str, command: str) -> FrameLogin | None:
@@ -60,8 +60,8 @@ class FrameAccess:
             try:
                 self._link.client.execute_command("ACL", "SETUSER", user, *rules)
             except ResponseError as error:
-                if str(error).startswith("BUSY "):  # with a script, for a while
+                if str(error).startswith("BUSY "):  # temporarily busy with a script
                     raise
-                log.info("frames go through this service: Redis at %s makes no user for them: %s", self.url, error)
+                log.info("frames go through this service: Redis at %s cannot create a user: %s", self.url, error)
                 return None
         return FrameLogin(user=user, password=password, prefix=prefix)

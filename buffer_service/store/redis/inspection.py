@@ -1,7 +1,7 @@
-"""The facts of one run in Redis: the index in one transaction, then the frames' sizes, each with its reference.
+"""The facts of one run in Redis: the index in one transaction, then the frame sizes with their reference counts.
 
-A group may be pushed or deleted between the two. Those that the index did not have are left to the next audit; one
-that is gone by the time its frame is looked at counts as whole, because its record was.
+A group may be pushed or deleted between the two. Groups that are not in the index are left to the next audit; a group
+deleted before its frame is read counts as complete, because its record was.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SETS = ("fresh", "reevaluated", "evaluated", "done", "planned")
 GROUPS_AT_ONCE = 500
 SCANNED_AT_ONCE = 1000
 SILENT_WORKER_S = 3600.0
-"""A worker without leases that was silent for this long is forgotten (prelude.lua has the same number)."""
+"""A worker without leases is forgotten after this long without a call (same value in prelude.lua)."""
 
 
 def read_audit(link: RedisLink, keys: Keys) -> Audit:
-    """O(what the buffer holds); blocks Redis for about as long as a snapshot's index does."""
+    """Read the audit. O(size of the buffer); blocks Redis for about as long as the index of a snapshot."""
     pipe = link.client.pipeline(transaction=True)
     for name in HASHES:
         pipe.hgetall(keys[name])
@@ -47,7 +47,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
     queued, leased = ({key: purpose for purpose in Purpose for key in _scores(next(replies))} for _ in range(2))
     meta = hashes["meta"]
     if "restoring" in meta:
-        raise UnavailableError(f"a restore into Redis at {link.where} is under way or was cut off: restore it again")
+        raise UnavailableError(f"a restore into Redis at {link.where} is in progress or was interrupted: restore again")
     records = {key: unpack_record(blob) for key, blob in hashes["records"].items()}
     sizes = {key: records[key].num_bytes if key in records else 0 for key in hashes["refs"]}
     return Audit(
@@ -80,7 +80,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
 
 
 def _sizes(link: RedisLink, keys: Keys, recorded: Mapping[str, int]) -> dict[str, int]:
-    """Group id -> bytes of its frame, for those that still are referred to; the recorded size for the others."""
+    """Group id -> bytes of its frame if it is still referenced, else the recorded size."""
     found: dict[str, int] = {}
     for group_id, is_referred, size in _inspected(link, keys, list(recorded)):
         if not is_referred:
@@ -91,7 +91,7 @@ def _sizes(link: RedisLink, keys: Keys, recorded: Mapping[str, int]) -> dict[str
 
 
 def _unreferenced(link: RedisLink, keys: Keys, known: Mapping[str, int]) -> dict[str, int]:
-    """Frames that nothing refers to, and frames on their way in that would never expire."""
+    """Unreferenced frames, and incoming frames without expiry."""
     with link.errors_named():
         names = _scan(link, keys.group("*"))
         group_ids = [name[len(keys.group("")) :] for name in names]
@@ -104,7 +104,7 @@ def _unreferenced(link: RedisLink, keys: Keys, known: Mapping[str, int]) -> dict
 
 
 def _inspected(link: RedisLink, keys: Keys, group_ids: Sequence[str]) -> Iterator[tuple[str, bool, int]]:
-    """(id, whether something refers to it, bytes of its frame), each pair of facts from the same moment."""
+    """(id, whether it is referenced, bytes of its frame), each read atomically."""
     remaining = iter(group_ids)
     while chunk := list(islice(remaining, GROUPS_AT_ONCE)):
         pipe = link.client.pipeline(transaction=True)
@@ -148,7 +148,7 @@ def _text(value: bytes) -> str:
 
 
 def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
-    """The reply of status.lua."""
+    """Parse the reply of status.lua."""
     meta_row, requests, (num_fresh, num_reevaluated), evaluations, rounds, heard, held, blob, lines, now_ms = reply
     texts, tables = _texts(meta_row), unpack_tables(blob)
     last_failure = texts.pop("last_failure", "")
@@ -194,22 +194,22 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
 
 
 def health_of(link: RedisLink) -> Health:
-    """Whether Redis answers soon and takes writes, and whether it would still know its data after a restart."""
+    """Whether Redis responds, accepts writes, and keeps its data across a restart. Raises: UnavailableError."""
     with link.errors_named():
         info: Mapping[str, Any] = {**link.soon.info("persistence"), **link.soon.info("replication")}
     if info.get("loading"):
         raise UnavailableError(f"Redis at {link.where} is still loading its data")
     if info.get("role") in REPLICA:
-        raise UnavailableError(f"Redis at {link.where} has become a replica and takes no writes")
+        raise UnavailableError(f"Redis at {link.where} has become a replica and rejects writes")
     aof = bool(info.get("aof_enabled"))
-    detail = _persistence(link) if aof else "no append-only file: what was acknowledged is lost when Redis ends"
+    detail = _persistence(link) if aof else "no append-only file: acknowledged writes are lost if Redis stops"
     if aof and info.get("aof_last_write_status") != "ok":
         raise UnavailableError(f"Redis at {link.where} cannot write its append-only file")
     return Health(where=link.where, persistent=aof, detail=detail)
 
 
 def _persistence(link: RedisLink) -> str:
-    """How often the append-only file reaches the disk. A managed Redis may refuse to tell."""
+    """The fsync policy of the append-only file. Managed services may hide it."""
     with link.errors_named():
         try:
             answer = link.soon.config_get("appendfsync")
@@ -219,7 +219,7 @@ def _persistence(link: RedisLink) -> str:
 
 
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:
-    """A hash as Lua returns it."""
+    """Convert a hash from its flat Lua form."""
     return {key.decode(): value.decode() for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
 

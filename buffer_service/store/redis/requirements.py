@@ -1,7 +1,7 @@
-"""Which Redis can keep what the buffer promises: one primary, 6.2 or newer, that evicts nothing.
+"""Requirements on Redis: one primary, 6.2 or newer, that evicts nothing.
 
-A Cluster and what a Sentinel watches replace a dead primary by a replica that has not seen the newest writes, so groups
-that were acknowledged would be gone. Both are refused at the start, with a message that says what to name instead.
+Cluster and Sentinel replace a dead primary by a replica that may not have the latest writes, so acknowledged groups
+would be lost. Both are rejected at startup.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from buffer_service.store.redis.keys import FORMAT, Keys
 
 OLDEST = (6, 2)
 REPLICA = ("slave", "replica")
-"""What `role` of INFO may say."""
-USE_PRIMARY = "name one primary that is not a member of a Cluster"
+"""Values of `role` in INFO."""
+USE_PRIMARY = "use a single primary that is not part of a Cluster"
 
 
 def refuse_unsuited(link: RedisLink) -> None:
-    """Raises: ConfigError for a server that cannot keep acknowledged groups; UnavailableError when it does not answer.
+    """Raises: ConfigError for a server that may lose acknowledged groups; UnavailableError if it does not respond.
 
-    A setting that a server does not report is not refused: managed ones hide many.
+    Settings that a server does not report are accepted: managed services hide many.
     """
     info: dict[str, Any] = {}
     with link.errors_named():
@@ -37,7 +37,7 @@ def refuse_unsuited(link: RedisLink) -> None:
 
 
 def refuse_other_format(link: RedisLink, keys: Keys) -> None:
-    """Raises: ConfigError for a run that was stored in another format; UnavailableError."""
+    """Raises: ConfigError for a run stored in another format; UnavailableError."""
     with link.errors_named():
         is_there = link.client.exists(keys["meta"])
         found = link.client.hget(keys["meta"], "format")
@@ -46,20 +46,20 @@ def refuse_other_format(link: RedisLink, keys: Keys) -> None:
 
 
 def problem_of(info: Mapping[str, Any]) -> str:
-    """Why a server with this INFO is not suited, to be printed after its address; '' when it is."""
+    """Why a server with this INFO is unsuitable, as a message after its address; '' if it is suitable."""
     mode = info.get("server_mode", info.get("redis_mode", "standalone"))
     if mode == "sentinel":
-        return f"is a Sentinel, which holds no data: {USE_PRIMARY}"
+        return f"is a Sentinel, which stores no data: {USE_PRIMARY}"
     if mode == "cluster":
-        return f"is a node of a Redis Cluster, whose failover forgets what was acknowledged: {USE_PRIMARY}"
+        return f"is a Redis Cluster node, whose failover may lose acknowledged writes: {USE_PRIMARY}"
     if info.get("role") in REPLICA:
         host, port = info.get("master_host"), info.get("master_port")
-        return f"is a replica of {host}:{port} and takes no writes: {USE_PRIMARY}"
+        return f"is a replica of {host}:{port} and rejects writes: {USE_PRIMARY}"
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy.startswith("allkeys"):
         return (
-            f"deletes groups when it is full (maxmemory-policy {policy}): set maxmemory-policy noeviction there; "
-            "a full Redis then makes workers wait"
+            f"evicts groups when it is full (maxmemory-policy {policy}): set maxmemory-policy noeviction there; "
+            "workers then wait while Redis is full"
         )
     version = str(info.get("redis_version", ""))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
@@ -68,9 +68,9 @@ def problem_of(info: Mapping[str, Any]) -> str:
     return ""
 
 
-# Settings that every buffer service of one run must have in common: the first writes them, the others compare.
+# Settings that every buffer service of a run must share: the first writes them, the others compare.
 #
-# Two that differ would assemble batches by two rules, or take each other's leases away.
+# Services with different settings would assemble batches by different rules, or expire each other's leases.
 
 SHARED: dict[str, Any] = {
     "algorithm": True,
@@ -78,19 +78,19 @@ SHARED: dict[str, Any] = {
     "selector": True,
     "buffer": {"max_fresh_groups", "max_fresh_mb", "lease_s", "max_attempts", "max_failures_in_a_row"},
 }
-"""Sections and keys of the configuration; the others belong to one process, or to no service."""
+"""Config sections and keys; others concern a single process, or no service."""
 
 
 def refuse_other_settings(link: RedisLink, config: Config) -> None:
-    """Keep the settings of this service for the run, or compare them with those that are kept.
+    """Store the settings of this service for the run, or compare them with the stored ones.
 
-    A key that only one of them knows is of another version, and no difference.
-    Raises: ConfigError naming every key that differs; UnavailableError.
+    A key that exists on one side only comes from another version and is ignored.
+    Raises: ConfigError listing every key that differs; UnavailableError.
     """
     key, ours = Keys(config.run.name).settings, _shared(config)
     with link.errors_named():
         kept = link.client.get(key)
-        if kept is None:  # asked first: a full Redis refuses to write
+        if kept is None:  # read first: a full Redis rejects writes
             link.client.set(key, json.dumps(ours), nx=True)
             kept = link.client.get(key)
     theirs: dict[str, Any] = json.loads(kept) if kept else ours
@@ -98,8 +98,8 @@ def refuse_other_settings(link: RedisLink, config: Config) -> None:
     if different:
         found = ", ".join(f"{name} = {ours[name]!r} instead of {theirs[name]!r}" for name in different)
         raise ConfigError(
-            f"the buffer of run {config.run.name!r} is served with other settings than these: {found}; start this "
-            "service with the run's own configuration, or choose another run.name"
+            f"the buffer of run {config.run.name!r} is served with different settings: {found}; start this "
+            "service with the run's config, or choose another run.name"
         )
 
 

@@ -1,6 +1,6 @@
-"""Values of the buffer <-> msgpack, as the Redis store keeps them.
+"""Buffer values <-> msgpack, as stored in Redis.
 
-Most are encoded by their types; tables are rows, because they may hold thousands of groups.
+Most are encoded by type; tables are rows, because they may contain thousands of groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ unpack_result = msgspec.msgpack.Decoder(GroupResult).decode
 
 
 def pack(value: Any) -> bytes:
-    """Any value but tables. Raises: ContractError for integers beyond 64 bits and for text that is not UTF-8."""
+    """Pack any value except tables. Raises: ContractError for integers beyond 64 bits and text that is not UTF-8."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -35,14 +35,14 @@ def pack(value: Any) -> bytes:
 
 
 def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
-    """A request. Its attempts are kept in a hash of their own."""
+    """Unpack a request. Its attempts are stored in a separate hash."""
     return replace(_REQUEST.decode(data), attempts=attempts)
 
 
 def pack_tables(tables: Tables) -> bytes:
-    """Tables: two lists of rows, six numbers and the demand of the step that is next."""
+    """Pack tables: two lists of rows, six numbers and the demand of the next step."""
     bad = [(entry.prompt_id, entry.birth, entry.mu, entry.attempts) for entry in tables.bad]
-    # Rewards as single floats: a memory of thousands of groups is written at every step.
+    # Rewards as single-precision floats: thousands of groups may be written at every step.
     high = [
         (stat.group_id, stat.prompt_id, stat.policy_version, stat.size, stat.reward_sum, stat.homogeneous, stat.birth,
          _floats(len(stat.rewards)).pack(*stat.rewards), stat.outcomes)
@@ -55,7 +55,7 @@ def pack_tables(tables: Tables) -> bytes:
 
 
 def unpack_tables(data: bytes) -> Tables:
-    """Inverse of `pack_tables`; no bytes are the tables before the first step."""
+    """Inverse of `pack_tables`; empty bytes are the tables before the first step."""
     if not data:
         return Tables()
     step, r_tot, c2, c3, bad, high, edits, num_extra, demand, extra = unpack(data)

@@ -1,4 +1,4 @@
-"""Images of one run in Redis: read in one transaction, written so that a write that was cut off is noticed."""
+"""Images of one run in Redis: read in one transaction, written so that an interrupted restore is detected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from buffer_service.store.redis.rows import (
 from buffer_service.store.run_image import Image
 
 BYTES_AT_ONCE = 4 << 20
-"""Of frames in one transaction, which Redis buffers until its end; the last frame may exceed it."""
+"""Bytes of frames per transaction, which Redis buffers until its end; the last frame may exceed it."""
 KEYS_AT_ONCE = 1000
 HASHES = (
     "meta",
@@ -49,7 +49,7 @@ HASHES = (
 
 
 def read_image(link: RedisLink, keys: Keys) -> Image:
-    """All index keys in one transaction."""
+    """Read all index keys in one transaction."""
     with link.errors_named():
         pipe = link.client.pipeline(transaction=True)
         for name in HASHES:
@@ -64,7 +64,7 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
     texts = [{key.decode(): value for key, value in found.items()} for found in maps]
     meta, requests, live, attempts, rounds, records, prompts, batches, counters, success_counts = texts
     if "restoring" in meta:
-        raise UnavailableError(f"a restore into Redis at {link.where} is under way or was cut off: restore it again")
+        raise UnavailableError(f"a restore into Redis at {link.where} is in progress or was interrupted: restore again")
     record_of = {group_id: unpack_record(blob) for group_id, blob in records.items()}
     image = Image(
         progress=Progress(step=int(meta.get("step", 0)), policy_version=int(meta.get("policy_version", 0))),
@@ -101,7 +101,7 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
 def _open_requests(
     requests: Mapping[str, bytes], live: Mapping[str, bytes], attempts: Mapping[str, bytes]
 ) -> Iterator[RolloutRequest]:
-    """Queued and leased ones in claim order: by falling score for re-evaluations, by rising score for the rest."""
+    """Queued and leased requests in claim order: by descending score for re-evaluations, ascending for the rest."""
     scores = {request_id: int(value.split()[0]) for request_id, value in live.items()}
     opened = {key: unpack_request(requests[key], int(attempts.get(key, 0))) for key in scores}
     for purpose in (Purpose.REEVALUATE, Purpose.FRESH):
@@ -118,7 +118,7 @@ end
 redis.call('HDEL', KEYS[1], '-')
 redis.call('HSET', KEYS[1], 'restoring', ARGV[1])
 """
-"""Also when Redis is full, see `run_even_when_full`: what is replaced makes room."""
+"""Runs even if Redis is full, see `run_even_when_full`: the replaced state frees memory."""
 Stage = Callable[[], AbstractContextManager[Pipeline]]
 
 
@@ -129,13 +129,13 @@ def write_image(
     frames: Iterable[tuple[str, bytes | memoryview]],
     rank: Callable[[GroupRecord], int],
 ) -> None:
-    """Replace the run; `rank` is a fresh group's, above its place of arrival.
+    """Replace the run; `rank` is the sort key of a fresh group before its arrival order.
 
-    `restoring` refuses every script until the last transaction takes it away. It names the restore that began last: a
-    client whose link was cut repeats its restore while the first one still runs. `refs` is written before the frames,
-    so that a restore after one that was cut off finds them.
+    While `restoring` is set, every script fails; the last transaction removes it. It contains the nonce of the latest
+    restore: after a network failure, a client may repeat its restore while the first one still runs. `refs` is written
+    before the frames, so that a restore after an interrupted one finds them.
 
-    Raises: UnavailableError when another restore has begun meanwhile.
+    Raises: UnavailableError if another restore has started meanwhile.
     """
     nonce = secrets.token_hex(8).encode()
     stage = partial(_stage, link, keys, nonce)
@@ -162,7 +162,7 @@ def write_image(
 
 @contextmanager
 def _stage(link: RedisLink, keys: Keys, nonce: bytes) -> Iterator[Pipeline]:
-    """Commands that Redis does at once, or not at all when another restore has begun. Raises: UnavailableError."""
+    """A transaction that fails if another restore has started. Raises: UnavailableError."""
     with link.client.pipeline(transaction=True) as pipe:
         with link.errors_named():
             pipe.watch(keys["meta"])
@@ -175,7 +175,7 @@ def _stage(link: RedisLink, keys: Keys, nonce: bytes) -> Iterator[Pipeline]:
 
 
 def _delete_frames(stage: Stage, keys: Keys, known: Iterable[bytes]) -> None:
-    """Of every group that the index knows."""
+    """Delete the frames of every group in the index."""
     group_ids = iter(known)
     while chunk := list(islice(group_ids, KEYS_AT_ONCE)):
         with stage() as pipe:
@@ -249,7 +249,7 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
 
 
 def _score(request: RolloutRequest, place: int) -> int:
-    """As prelude.lua makes it."""
+    """Queue score, as computed in prelude.lua."""
     sign = -1 if request.purpose is Purpose.REEVALUATE else 1
     return request.min_version * SPAN + MIDDLE + sign * place
 

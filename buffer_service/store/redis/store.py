@@ -6,7 +6,7 @@
 
     fresh ---------commit_assembly---> batch (retained until a checkpoint after it), B_high, or deleted
     reevaluated ---commit_assembly---> batch, or deleted
-    a frame is deleted when no table and no retained batch refers to its group any more
+    a frame is deleted once no table and no retained batch references its group
 
 Each change is one Lua script, O(what it changes), never O(what the buffer holds). Frames are values of their own, which
 scripts rename and measure but never read. Leases run on Redis' clock. The store knows no rule of any algorithm.
@@ -71,25 +71,25 @@ from buffer_service.store.redis.snapshot import read_image, write_image
 from buffer_service.store.run_image import Image
 
 FRAMES_AT_ONCE = 32
-"""Frames of one reply: at most some ten megabytes."""
-MOST_COMPOSITIONS = 1000
-"""Lines of `GET /batches` that are kept."""
+"""Frames per reply: at most tens of megabytes."""
+MAX_COMPOSITIONS = 1000
+"""Entries of `GET /batches` that are kept."""
 SHOWN_COMPOSITIONS = 8
-"""Lines of them in a status."""
+"""Compositions in a status."""
 LAST_FAILURE_CHARS = 500
 FORGET_AFTER_STEPS = 20
-"""A settled request is remembered until the newest checkpoint is this many steps after it: until then a late push of
+"""A finished request is remembered until the newest checkpoint is this many steps after it: until then a late push of
 its group is a `duplicate`, afterwards `unknown`. Requests of an evaluation are remembered until it is deleted. An id
-that a table or a retained batch refers to is never enqueued again, even when its request is forgotten."""
+that a table or a retained batch references is never enqueued again, even if its request is forgotten."""
 
 
 class RedisStore:
     """State of one run in Redis.
 
-    Fresh groups are consumed in the order of arrival; with `in_step_order` (max_steps_ahead = 0) the step that a group
-    is planned for comes first, so that each step has its own groups, however workers race.
+    Fresh groups are consumed in arrival order; with `in_step_order` (max_steps_ahead = 0) in the order of their
+    planned steps, so that each step gets its own groups, however workers race.
 
-    Raises, everywhere: UnavailableError when Redis cannot be reached or is full, StorageError when its disk is full.
+    All methods raise UnavailableError if Redis is unreachable or full, and StorageError if its disk is full.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RedisStore:
         self._keys = Keys(run)
         self._in_step_order = in_step_order
         self._newest_tables = (b"", Tables())
-        """As they lie in Redis, and unpacked: an assembly begins with what the last one left."""
+        """Cached tables, packed and unpacked: an assembly usually starts with the tables of the previous one."""
         self._settings: tuple[Arg, Arg] = (int(lease_s * 1000), max_attempts)
 
     def _run(self, script: str, args: Iterable[Arg] = (), frames_of: Iterable[str] = ()) -> Any:
@@ -110,21 +110,20 @@ class RedisStore:
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
-        """Queue requests that were never asked for, see FORGET_AFTER_STEPS; returns how many.
+        """Enqueue requests with new ids (see FORGET_AFTER_STEPS); returns their number.
 
         Args:
-            cursor: fresh requests ever enqueued, stored with them: nothing happens unless it rises.
-            spares: those of them beyond B per step, stored with the cursor; None leaves the number as it is.
+            cursor: total number of fresh requests so far, stored with them; nothing happens unless it increases.
+            spares: how many of them are beyond B per step, stored with the cursor; None leaves it unchanged.
         """
         numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]
         args = ["", *numbers, len(requests), *_request_args(requests)]
         return int(self._run("enqueue", args))
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        """Queue the re-evaluation round of a step, once; returns how many requests are new (0 the second time).
+        """Enqueue the re-evaluation round of a step once; returns the number of new requests (0 the second time).
 
-        The round is answered when no re-evaluation of its step is open, whether it was asked for with the round, by
-        itself before it, or by itself after it.
+        The round is complete when no re-evaluation of its step is open, including those enqueued separately.
         """
         return int(self._run("enqueue", [step, "", "", len(requests), *_request_args(requests)]))
 
@@ -133,47 +132,46 @@ class RedisStore:
     ) -> list[RolloutRequest]:
         """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh.
 
-        Of each worker that is not silent the newest nonce that leased something is remembered, with what it leased.
-        The same nonce again is the same claim again: it gets what the worker still holds of that, for a whole lease
-        from now on, and never anything new. A lower one of the same client is a claim whose caller has left:
-        it gets nothing.
+        For each active worker the newest nonce that leased anything is remembered, with its leases. A repeated nonce
+        is a retry: it returns those leases that the worker still holds, extended, and nothing new. A lower nonce of
+        the same client is a late claim whose caller has disconnected: it returns nothing.
 
         Args:
-            nonce: "<client>-<number>", the number rising; "": a claim of its own, after which none is remembered.
+            nonce: "<client>-<number>" with increasing numbers; "": a new claim, which clears the remembered one.
         """
         reply = self._run("claim", [worker_id, nonce, limit, policy_version, int(with_fresh)])
         pairs = zip(reply[::2], reply[1::2], strict=True)
-        # A request whose content is gone is left out: its lease ends, and it is dropped after its last attempt.
+        # A request with missing content is skipped: its lease expires, and it is dropped after its last attempt.
         return [unpack_request(blob, int(attempts)) for blob, attempts in pairs if blob is not None]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        """Extend leases; returns the ids that the worker still holds."""
+        """Extend leases; returns the ids still leased to the worker."""
         return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]
 
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
-        """`requeued`, `dropped`, or `not_leased` when the worker does not hold it (nothing changes then)."""
+        """Record a failed request: `requeued`, `dropped`, or `not_leased` (no change) if the worker has no lease."""
         text = f"{reason}: {detail}" if detail else reason
         return _text(self._run("fail", [worker_id, request_id, reason, text[:LAST_FAILURE_CHARS]]))
 
     def release(self, worker_id: str) -> int:
-        """Return all leases of a worker to their places, and forget it and its claim; returns how many."""
+        """Return all leases of a worker to the queue and forget the worker; returns their number."""
         return int(self._run("release", [worker_id]))
 
     # -- groups
 
     def put_frame(self, name: str, frame: bytes | memoryview) -> None:
-        """Keep a frame under this name for `FRAME_TTL_MS`, or until a push of its group. Raises: FullError."""
+        """Store a frame under this name for `FRAME_TTL_MS`, or until its group is pushed. Raises: FullError."""
         with self._link.errors_named():
             self._link.client.psetex(self._keys.incoming(name), FRAME_TTL_MS, frame)
 
     def push(self, groups: Sequence[Incoming]) -> list[str]:
-        """Store groups, whose frames are there; returns one word of `PushResult` each.
+        """Store groups whose frames are in Redis; returns a `PushResult` value for each.
 
-        Raises: ContractError when one contradicts its request, or is another content of the lease whose group is held;
-            FrameError when the frame of one is missing, or has another length. Nothing is stored then.
+        Raises: ContractError if a group does not match its request or differs from the stored group of its lease;
+            FrameError if a frame is missing or has the wrong length. Nothing is stored then.
         """
         records = [group.record for group in groups]
-        columns: list[Iterable[Arg]] = [  # taking them one by one costs Lua more than using them does
+        columns: list[Iterable[Arg]] = [  # columns: unpacking single arguments costs Lua more than using them
             (record.group_id for record in records),
             (record.terms for record in records),
             (record.policy_version for record in records),
@@ -194,21 +192,21 @@ class RedisStore:
             _, group_id, found = results
             mine = next(record for record in records if record.group_id == group_id)
             raise FrameError(
-                f"the frame of group {group_id} of worker {mine.worker_id} has {found} bytes in Redis, not "
-                f"{mine.num_bytes}: write it again; nothing of this push is stored",
+                f"the frame of group {group_id} of worker {mine.worker_id} has {found} bytes in Redis, "
+                f"expected {mine.num_bytes}: write it again; nothing of this push is stored",
                 Refusal.FRAME,
             )
         return results
 
     def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
-        """Count that a stored group's frame is not what its header says; False when that is known already."""
+        """Count a corrupt frame of a stored group; False if it is already known."""
         return bool(self._run("bad_frame", [record.group_id, record.worker_id, problem]))
 
     def _rank(self, record: GroupRecord) -> int:
         return record.step if self._in_step_order and record.purpose is Purpose.FRESH else 0
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
-        """Frames in the order of the ids; None where there is none."""
+        """Frames in the order of the ids; None if missing."""
         found: list[bytes | None] = []
         with self._link.errors_named():
             for part in in_parts(group_ids, FRAMES_AT_ONCE) if group_ids else ():
@@ -221,15 +219,15 @@ class RedisStore:
         return [None if blob is None else unpack_record(blob) for blob in blobs]
 
     def evaluated(self, label: str) -> list[str]:
-        """Ids of the settled requests of one evaluation, sorted; those that were dropped have no group."""
+        """Sorted ids of the finished requests of one evaluation; dropped ones have no group."""
         # "label " <= member < "label!": a space is followed by "!" in ASCII.
         (members,) = self._read(("ZRANGEBYLEX", self._keys["evaluated"], f"[{label} ", f"({label}!"))
         return [_text(member).partition(" ")[2] for member in members]
 
     def forget(self, label: str) -> None:
-        """Delete one evaluation: groups, open requests, count. Other purposes' requests with that label stay."""
+        """Delete the groups, open requests and counter of an evaluation. Other requests with that label remain."""
         left = 1
-        while left:  # of the first time: groups that were pushed between the two; after it no request is open
+        while left:  # only groups pushed in between: no request is open after the first pass
             group_ids = self.evaluated(label)
             left = int(self._run("forget", [label, len(group_ids), *group_ids], frames_of=group_ids))
 
@@ -275,17 +273,17 @@ class RedisStore:
         )
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
-        """The requests that fresh groups answer; None for one that was consumed meanwhile."""
+        """The requests of fresh groups; None for a group that was consumed meanwhile."""
         blobs = self._hash_values("requests", group_ids)
         return [None if blob is None else unpack_request(blob) for blob in blobs]
 
     def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
-        """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head.
+        """Drop fresh groups, count them by reason and pass rate, and queue their replacements at the head.
 
-        Returns: ids of the groups with which nothing happened, because the id of their replacing request is taken.
+        Returns: ids of the groups left unchanged, because the id of their replacement is in use.
 
         Args:
-            hold: keep what they are made of until the assembly that reports them.
+            hold: retain their frames until the assembly that reports them.
         """
         args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
@@ -294,7 +292,7 @@ class RedisStore:
         return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
-        """Apply an assembly; False, and nothing changes, when its fence does not hold."""
+        """Apply an assembly; False (no change) if its fence fails."""
         changes, losing = _change_args(assembly.reference_changes)
         prompts, left_bad = assembly.new_prompts, assembly.left_bad
         tables = pack_tables(assembly.after)
@@ -309,7 +307,7 @@ class RedisStore:
             len(left_bad), *left_bad,
             pack(assembly.batch),
             pack(assembly.composition),
-            MOST_COMPOSITIONS,
+            MAX_COMPOSITIONS,
             assembly.num_stale,
             assembly.fresh_bytes,
             assembly.success_counts,
@@ -333,7 +331,7 @@ class RedisStore:
         return None if blob is None else unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
-        """Batch `step` is trained; release the batches up to `checkpointed`. Both numbers only rise."""
+        """Mark batch `step` as trained and release the batches up to `checkpointed`. Neither value ever decreases."""
         (kept,) = self._read(("HKEYS", self._keys["batches"]))
         retained = [int(key) for key in kept]
         blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
@@ -344,10 +342,10 @@ class RedisStore:
         self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.held])
 
     def resume(self, step: int) -> None:
-        """Return all leases, forget all claims, set the learner's progress back to `step`: the newest checkpoint.
+        """Release all leases, forget all claims and reset the learner's progress to `step`, the newest checkpoint.
 
-        Raises: ContractError when not all batches after `step` are retained, or a restore is under way or was cut off:
-            waiting does not help, a learner that has a snapshot restores it.
+        Raises: ContractError if a batch after `step` is not retained, or a restore is in progress or was interrupted:
+            a retry does not help, the learner must restore its snapshot.
         """
         try:
             missing = int(self._run("resume", [step, self._link.latest_ms()]))
@@ -355,15 +353,15 @@ class RedisStore:
             raise ContractError(str(error)) from error
         if missing:
             raise ContractError(
-                f"cannot continue after checkpoint {step}: the buffer does not hold batch {missing}; "
+                f"cannot resume after checkpoint {step}: batch {missing} is not in the buffer; "
                 "restore the snapshot of that checkpoint first"
             )
         self.commit(step, step)
 
-    # -- what prompt selectors learn from
+    # -- prompt selectors
 
     def success_counts(self, after: int, limit: int) -> list[bytes]:
-        """Packed, of the steps after + 1, after + 2, ...: as far as they are kept without a gap. As `batch`."""
+        """Packed success counts of the steps after + 1, after + 2, ... up to the first gap, once they are durable."""
         steps = [str(step) for step in range(after + 1, after + 1 + limit)]
         if not steps:
             return []
@@ -371,54 +369,54 @@ class RedisStore:
         return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
 
     def selector_state(self) -> SelectorState:
-        """The newest that was kept."""
+        """The last stored selector state."""
         numbers = ("HMGET", self._keys["meta"], "selector_round", "selector_through")
         (last, through), data = self._read(numbers, ("GET", self._keys["selector"]))
         return SelectorState(round=int(last or 0), through=int(through or 0), data=data or b"")
 
     def keep_selector_state(self, state: SelectorState) -> bool:
-        """Keep a state and drop the success counts up to `through`; False, and no change, unless its round rises."""
+        """Store a state and delete the success counts up to `through`; False (no change) unless its round is newer."""
         return bool(self._run("keep_selector_state", [state.round, state.through, state.data]))
 
-    # -- by hand
+    # -- maintenance
 
     def drop_group(self, group_id: str) -> str:
-        """Delete a group that no batch has consumed; returns the table that it was in, or '' if there is none.
+        """Delete a group that no batch has consumed; returns its table, or '' if there is none.
 
-        fresh: the scheduler learns from `fresh_dropped` that it must request another one; reevaluated: as if its prompt
-        had not been asked; evaluated: settled without a group, as a request that failed for good.
+        fresh: `fresh_dropped` makes the scheduler request another one; reevaluated: as if its prompt had not been
+        re-evaluated; evaluated: finished without a group, like a request that failed permanently.
         """
         (record,) = self.records([group_id])
         member = f"{record.label} {group_id}" if record else ""
         return _text(self._run("drop_group", [group_id, member], frames_of=[group_id]))
 
     def drop_request(self, request_id: str) -> bool:
-        """Withdraw an open request, queued or leased, as one whose attempts are used up; False if none is open.
+        """Cancel an open request, queued or leased, as if its attempts were exhausted; False if it is not open.
 
-        It is settled without a group: a fresh one counts into `fresh_dropped`, a round or an evaluation waits for one
-        less, and a push of its group is a `duplicate`.
+        It finishes without a group: a fresh one counts into `fresh_dropped`, a round or an evaluation waits for one
+        group less, and a push of its group is a `duplicate`.
         """
         return bool(self._run("drop_request", [request_id]))
 
     def edit_tables(self, before: Tables, after: Tables) -> bool:
-        """Take entries out of B_bad and B_high; False, and nothing changes, when `before` is not the newest."""
+        """Remove entries from B_bad and B_high; False (no change) if `before` is not current."""
         gone, left_bad = left_high(before, after), left_prompts(before, after)
         args: list[Arg] = [before.step, before.edits, pack_tables(replace(after, edits=before.edits + 1))]
         return bool(self._run("edit_tables", [*args, len(gone), *gone, len(left_bad), *left_bad], frames_of=gone))
 
-    # -- looking
+    # -- inspection
 
     def progress(self) -> Progress:
-        """The newest report."""
+        """The last reported progress."""
         step, version = self._hash_values("meta", ["step", "policy_version"])
         return Progress(step=int(step or 0), policy_version=int(version or 0))
 
     def report(self, progress: Progress) -> None:
-        """Both numbers only rise."""
+        """Store the progress; its values never decrease."""
         self._run("report", [progress.step, progress.policy_version])
 
     def status(self) -> BufferStatus:
-        """Everything in numbers; leases that are over are returned first."""
+        """Read the status; expired leases are released first."""
         return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
 
     def tables(self) -> Tables:
@@ -432,43 +430,40 @@ class RedisStore:
         return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
 
     def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
-        """(how many there are, a page of them), newest first."""
+        """(total number, one page), newest first."""
         key = self._keys["compositions"]
         total, lines = self._read(("LLEN", key), ("LRANGE", key, offset, offset + limit - 1))
         return total, [unpack(line) for line in lines]
 
     def counters(self) -> dict[str, int]:
-        """Event -> count over the whole run: `<what>:<reason>[:<k>/<G>]`."""
+        """Event -> count over the run: `<what>:<reason>[:<k>/<G>]`."""
         return {_text(event): int(number) for event, number in self._read_map("counters").items()}
 
     def memory(self) -> Memory:
-        """What all of Redis occupies, and what it may."""
+        """Used memory and maxmemory of Redis."""
         with self._link.errors_named():
             info = self._link.client.info("memory")
         return Memory(used=int(info["used_memory"]), limit=int(info.get("maxmemory", 0)))
 
     def audit(self) -> Audit:
-        """The facts that must fit together (`buffer_service.store.invariants`). O(what the buffer holds): for
-        people.
-        """
+        """Read the facts for `buffer_service.store.invariants`. O(size of the buffer); for operators."""
         return read_audit(self._link, self._keys)
 
     def health(self) -> Health:
-        """Raises: UnavailableError when the store does not answer."""
+        """Raises: UnavailableError if the store does not respond."""
         return health_of(self._link)
 
     # -- whole state
 
     def image(self) -> Image:
-        """One consistent image."""
+        """Read one consistent image."""
         return read_image(self._link, self._keys)
 
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
-        """Replace everything of the run.
+        """Replace the state of the run.
 
-        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on, and
-        `resume` ContractError. Of two restores that run at once the one that began last is done; the other one raises
-        UnavailableError.
+        If interrupted, either nothing has changed, or from then on every method raises UnavailableError and `resume`
+        ContractError. Of two concurrent restores the later one succeeds; the other raises UnavailableError.
         """
         write_image(self._link, self._keys, image, frames, self._rank)
 
@@ -476,9 +471,9 @@ class RedisStore:
         return list(*self._read(("HMGET", self._keys[key], *fields))) if fields else []
 
     def _read_map(self, key: str) -> dict[bytes, bytes]:
-        """A whole hash of the index."""
+        """Read a whole hash of the index."""
         (found,) = self._read(("HGETALL", self._keys[key]))
-        # RESP3 has maps; RESP2, which a URL may ask for, has key and value in turn.
+        # RESP3 returns maps; RESP2, which a URL may select, returns alternating keys and values.
         return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
 
     def _read(self, *commands: Sequence[Arg], written: bool = False) -> list[Any]:
@@ -513,8 +508,8 @@ def _text(value: bytes) -> str:
 
 
 def _change_args(changes: Mapping[str, int]) -> tuple[list[Arg], list[str]]:
-    """For commit_assembly.lua, from group id -> change of its references: (how many changes there are, and for each the
-    groups that it concerns; the groups that lose references, in that order)."""
+    """Arguments of commit_assembly.lua from group id -> change of its reference count: (the changes with their groups;
+    the groups that lose references, in that order)."""
     by_change: dict[int, list[str]] = {}
     for group_id, change in changes.items():
         by_change.setdefault(change, []).append(group_id)
@@ -525,7 +520,7 @@ def _change_args(changes: Mapping[str, int]) -> tuple[list[Arg], list[str]]:
 
 
 def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
-    """For enqueue.lua and others, one request after the other."""
+    """Requests as flat arguments for enqueue.lua and others."""
     args: list[Arg] = []
     for request in requests:
         terms, blob = request_terms(request), pack(request)

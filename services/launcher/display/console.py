@@ -1,4 +1,4 @@
-"""How a run is shown: a live table in a terminal, plain lines elsewhere (one per step, process and evaluation)."""
+"""Displays of a run: a live table in a terminal, else plain lines (one per step, process and evaluation)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def make_display(console: Console) -> Display:
 class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Without a thread that redraws, so that a fork of the launcher stays safe.
+        # No refresh thread, so that forking in the launcher is safe.
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
         self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw at the current size of the terminal."""
+        """Redraw at the current terminal size."""
         self._live.update(render(snapshot, *self._console.size), refresh=True)
 
     def say(self, text: str) -> None:
@@ -79,7 +79,7 @@ class LineDisplay:
                 self._states[process.name] = process.state
                 yield process_line(process)
         if self._num_evaluations is None:
-            # A resumed run: an earlier start has printed these.
+            # Resumed run: printed by an earlier start.
             self._num_evaluations = len(snapshot.evaluations) if snapshot.metrics else 0
             self._step = snapshot.step
         for what, lost in losses(snapshot.counters, snapshot.metrics):
@@ -108,11 +108,11 @@ def process_line(process: ProcessLine) -> str:
         return f"{process.name} is starting" + (f": {process.hint}" if process.hint else "")
     if process.state == "ready":
         return f"{process.name} is ready after {process.seconds:.1f} s"
-    return f"{process.name} has ended"
+    return f"{process.name} has exited"
 
 
 class QuietDisplay:
-    """Nothing while the run lasts: its end is printed by the launcher."""
+    """Shows nothing during the run; the launcher prints the result."""
 
     def show(self, snapshot: Snapshot) -> None:
         pass
@@ -125,16 +125,16 @@ class QuietDisplay:
 
 
 class VerboseDisplay(LineDisplay):
-    """One line per event, and every line of the logs, each with the name of its process."""
+    """One line per event, and every log line, prefixed with its process."""
 
     def __init__(self, console: Console, run: RunDirectory) -> None:
         super().__init__(console)
         self._logs = LogFollower(run.logs_path)
         for part in self._logs.parts():
-            self._logs.latest(part, 0)  # lines of an earlier start
+            self._logs.latest(part, 0)  # skip lines of an earlier start
 
     def show(self, snapshot: Snapshot) -> None:
-        """New events, then new lines of the logs."""
+        """Print new events, then new log lines."""
         super().show(snapshot)
         for part, line in self._logs.new_lines():
             self.say(f"[{part}] {plain(line)}")
@@ -188,6 +188,6 @@ def _final_state(run: RunDirectory) -> str:
     fields = run.read_run()
     status = fields.get("status", "not started yet")
     if status in UNDER_WAY:
-        status = f"crashed: its launcher, process {fields.get('pid')}, has ended"
+        status = f"crashed: its launcher (pid {fields.get('pid')}) is no longer running"
     message = f": {fields['message']}" if fields.get("message") else ""
     return f"{run.name}: {status}{message}"

@@ -1,7 +1,7 @@
-"""What a display shows, gathered from the run directory and from two services, once a second.
+"""Data of a display, collected from the run directory and two services once per second.
 
-The run directory is the truth; the services add what is not on disk: queues, leases, workers. A service that does not
-answer leaves the last answer standing: a display never ends a run.
+The run directory is authoritative; the services add queues, leases and workers. If a service does not respond, its last
+response is kept: a display never fails a run.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ class Snapshot:
     num_steps: int
     batch_size: int
     since: float = 0.0
-    """Unix time of this start of the run: a resumed run has older steps."""
+    """Unix time of this start of the run; a resumed run has older steps."""
     elapsed_s: float = 0.0
-    """Since then, until now or until the run ended."""
+    """Seconds since the start, until now or the end of the run."""
     has_ended: bool = False
     processes: Sequence[ProcessLine] = ()
     metrics: Sequence[Row] = ()
     evaluations: Sequence[Row] = ()
     status: BufferStatus | None = None
     silence: str = ""
-    """Why the buffer service did not answer the last time; `status` is then an older one."""
+    """Why the last call of the buffer service failed; `status` is then outdated."""
     is_denied: bool = False
-    """Whether it refused the token."""
+    """Whether it rejected the token."""
     workers: Sequence[WorkerStatus] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Events of the buffer since the run began, such as `failed_groups:verifier_timeout`."""
+    """Event counters of the buffer, such as `failed_groups:verifier_timeout`."""
 
     @property
     def step(self) -> int:
-        """Newest finished step; 0 before the first."""
+        """Last finished step; 0 before the first."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end at the pace of the latest steps, final evaluation included; None if unknown or over."""
+        """Remaining seconds at the rate of recent steps, with the final evaluation; None if unknown or finished."""
         if self.has_ended:
             return None
         if (step_s := pace_s(self.metrics, self.since)) is None:
@@ -81,7 +81,7 @@ class Observer:
     """Keeps a snapshot of one run up to date."""
 
     def __init__(self, config: Config, run: RunDirectory, token: Token | None = None) -> None:
-        """`token`: what services are sent; None: what a command sends (`token_for_run`)."""
+        """`token`: sent to services; default: as for commands (`token_for_run`)."""
         self._config = config
         self._run = run
         self._token = token
@@ -95,14 +95,14 @@ class Observer:
         self._fleet: RolloutClient | None = None
         self._status: BufferStatus | None = None
         self._error: BapoError | None = None
-        """Of the latest call to the buffer service."""
+        """Error of the last call of the buffer service."""
         self._workers: Sequence[WorkerStatus] = ()
         self._counters: Mapping[str, int] = run.read_run().get("counters") or {}
         self._metrics = _Rows(run.path / "metrics.jsonl", MetricsRow)
         self._evaluations = _Rows(run.path / "evaluations.jsonl", EvaluationRow)
 
     def watch(self, *, buffer_url: str | None = None, rollout_url: str | None = None) -> None:
-        """From now on ask these services too; saying the same again changes nothing."""
+        """Start polling these services, too. Idempotent."""
         if {buffer_url, rollout_url} <= {None, *self._urls}:
             return
         self._asked_s = float("-inf")
@@ -147,7 +147,7 @@ class Observer:
         return str(self._error or "")
 
     def silence_reason(self) -> str:
-        """Why the buffer service does not answer: what /readyz reports about its Redis, if it answers at all."""
+        """Why the buffer service does not respond: the Redis status from /readyz, if available."""
         try:
             if self._silence and self._patient is not None:
                 self._patient.wait_ready(0.0)
@@ -157,7 +157,7 @@ class Observer:
 
 
 class _Rows:
-    """All rows of a growing file of lines: only what is new is read and parsed, because this happens every second."""
+    """All rows of a growing JSONL file, read incrementally because it is polled every second."""
 
     def __init__(self, path: Path, kind: type[msgspec.Struct]) -> None:
         self._path, self._kind = path, kind
@@ -167,18 +167,18 @@ class _Rows:
         self._lines, self._rows = Lines(self._path, self._kind), list[Row]()
 
     def read(self) -> list[Row]:
-        if self._lines.is_another_file():  # a resumed learner has cut it
+        if self._lines.is_another_file():  # truncated by a resumed learner
             self._begin()
         self._rows += self._lines.read()
         return self._rows
 
 
 def _ask(call: Callable[[], Answer] | None, last: Answer) -> tuple[Answer, BapoError | None]:
-    """The answer, or the previous one and the error."""
+    """The response, or the previous one and the error."""
     if call is None:
         return last, None
     try:
         return call(), None
     except BapoError as error:
-        log.debug("a service did not answer the display: %s", error)
+        log.debug("a service did not respond to the display: %s", error)
         return last, error

@@ -1,4 +1,4 @@
-"""The end of a run in the terminal: accuracy before and after, time, failures, paths."""
+"""Summary of a finished run in the terminal: accuracy before and after, time, failures, paths."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ VERIFIER_REASONS = {
 
 
 def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(what, how many with the rate and the commonest reason); nothing for a run that has lost nothing.
+    """(kind, count with rate and most frequent reason); empty for a run without losses.
 
     Args:
-        counters: events of the buffer since the run began, as `GET /counters` answers.
+        counters: event counters of the buffer, from `GET /counters`.
         metrics: rows of metrics.jsonl.
     """
     failed, pushed = _by_reason(counters, "failed_groups"), _by_reason(counters, "pushed_groups")
@@ -45,7 +45,7 @@ def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) ->
 
 
 def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
-    """Reason -> count of the counters `event:reason`."""
+    """Reason -> count, from the counters `event:reason`."""
     return Counter({key.partition(":")[2]: number for key, number in counters.items() if key.startswith(f"{event}:")})
 
 
@@ -60,7 +60,7 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     table.add_column(overflow="fold")
     num_groups = _num_sampled(run)
     wall_s = float(run.read_run().get("wall_s", 0.0))
-    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, including start-up")
+    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} wall time, including startup")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
     for what, lost in losses_of(run):
         table.add_row(what, lost)
@@ -97,10 +97,10 @@ def changes(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Map
 
 
 def change_text(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """The paired change in points over the prompts that both rows measured, with its 95 % interval."""
+    """Paired change in percentage points over the prompts common to both rows, with its 95 % interval."""
     before, after = shared_means([first["rewards"], last["rewards"]])
     if len(before) < 2:
-        return "other prompts"
+        return "different prompts"
     change = difference(before, after)
     low, high = (f"{100 * value:+.1f}" for value in (change.low, change.high))
     return f"{100 * change.mean:+.1f} [{low}, {high}]"
@@ -116,7 +116,7 @@ def _accuracy_table(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
     for row in evaluations:
         if row["split"] not in moved:
             table.add_row(row["split"], _with_interval(row), "not evaluated", "")
-    caption = "95 % intervals in brackets; the change is over the prompts that both evaluations have"
+    caption = "95 % intervals in brackets; the change is over the prompts common to both evaluations"
     return Group(table, Text(caption, "bright_black"))
 
 
@@ -125,7 +125,7 @@ def _with_interval(row: Mapping[str, Any]) -> str:
 
 
 def _num_sampled(run: RunDirectory) -> int:
-    """Groups that workers sampled for training: a reused one was counted in the step of its birth."""
+    """Groups that workers sampled for training; a reused group counts once, in its first step."""
     return sum(len(results) for _, results in first_results(run.read_groups()))
 
 
@@ -136,4 +136,4 @@ def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:
         return
     newest = run.checkpoint_dir(steps[-1])
     yield "checkpoint", str(newest)
-    yield "model", f"{newest / 'hf'} (transformers loads it)"
+    yield "model", f"{newest / 'hf'} (load it with transformers)"

@@ -1,4 +1,4 @@
-"""The live view: processes that start, then one row per step. Pure: a snapshot and a width in, something to print out.
+"""The live view: starting processes, then one row per step. Pure: renders a snapshot at a width.
 
 At 80 columns the numbers fit; a wider terminal also shows each batch as a bar of X1, X2, X3 against B.
 """
@@ -21,15 +21,15 @@ from services.launcher.supervision.children import ProcessLine
 from services.stalls import blocked_on
 
 NUM_ROWS = 10
-"""Latest steps that stay visible, where the terminal is high enough."""
+"""Number of visible steps, if the terminal is high enough."""
 OTHER_ROWS = 14
 LABEL_CHARS = 11
-"""Of the longest label and its gap."""
+"""Width of the longest label and its gap."""
 GAP = "   "
 NARROW = 100
 """Below this width there is no room for the bar."""
 AGES = {"X1 stale": "x1", "X3 stale": "x3"}
-"""Columns of the staleness of fresh groups, which the cadence bounds, and of reused ones, which it does not."""
+"""Staleness columns: of fresh groups, which the cadence bounds, and of reused groups, which it does not."""
 BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
 MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·", "bright_black")}
 
@@ -125,7 +125,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     if snapshot.evaluations:
         table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
     if snapshot.status is not None:
-        # Text, because a failure's message may hold brackets, which are not markup.
+        # Text, because a failure message may contain brackets, which are not markup.
         table.add_row("now", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
@@ -138,7 +138,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
 
 
 def packed(parts: Iterable[str], width: int) -> Text:
-    """As many parts per line as fit, none of them broken at a blank."""
+    """As many parts per line as fit, without breaking a part."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(GAP) + len(part) <= width:
@@ -149,7 +149,7 @@ def packed(parts: Iterable[str], width: int) -> Text:
 
 
 def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """`cd34 34.2 % -> 41.6 % (step 50)`: the first and the newest measurement, on the prompts that both have."""
+    """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts."""
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = [row for row in evaluations if row["split"] == split]
         first, newest = rows[0], rows[-1]

@@ -1,4 +1,4 @@
-"""What would stop a run on this machine, found before anything starts. `preflight` refuses; `bapo doctor` shows all."""
+"""Checks of this machine before a run starts. `preflight` raises for failures; `bapo doctor` shows all results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 DISK_GIB = 1.0
 MIB = 1 << 20
 REDIS_TIMEOUT_S = 2.0
-WANTS_PASSWORD = f"it requires a password: name its file in {PASSWORD_FILE}"
+WANTS_PASSWORD = f"it requires a password: set {PASSWORD_FILE} to the path of a file with the password"
 OPTIMIZED = "--enable-optimizations"
 
 
@@ -59,9 +59,9 @@ class Check:
     name: str
     status: Literal["ok", "warn", "fail"]
     detail: str
-    """What was found; with what to do about it, unless it is ok."""
+    """Result, including a remedy unless it is ok."""
     error: type[BapoError] = ConfigError
-    """What a failure is, for the exit code."""
+    """Error class of a failure, for the exit code."""
 
 
 def preflight(
@@ -71,24 +71,24 @@ def preflight(
     download: Download | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Refuse to start what cannot work, and fetch a model of the Hub before anything starts.
+    """Check that the run can start, and download a model from the Hub.
 
     Args:
-        download: as `bapo.runtime.model_files.fetch` has it.
-        say: prints what is fetched.
+        download: as in `bapo.runtime.model_files.fetch`.
+        say: prints a message.
     Raises: the first failure's error, with one line per failure.
     """
     found = [engine(config), *ports(config, with_learner=with_learner), redis(config), *trackers(config)]
     if is_hub_id(config.model.path):
         _refuse(found)  # before minutes of download
         if folder_of(config.model.path) is None:
-            say(f"fetching {config.model.path} from the Hugging Face Hub")
+            say(f"downloading {config.model.path} from the Hugging Face Hub")
         fetch(config.model.path, download)
     _refuse([*found, model_files(config), data(config), *reward(config)])
 
 
 def preflight_buffer(config: Config) -> None:
-    """The same for the buffer service alone: it knows neither model nor task."""
+    """Preflight for only the buffer service, which needs neither model nor task."""
     own = f"port {config.buffer.port} ({BUFFER})"
     _refuse([*(check for check in ports(config) if check.name == own), redis(config)])
 
@@ -100,11 +100,11 @@ def _refuse(found: Iterable[Check]) -> None:
 
 
 def engine(config: Config) -> Check:
-    """The inference engine is a module of the rollout server, which is searched and not imported here."""
+    """The inference engine exists: its module is found without importing the rollout server."""
     name, known = config.rollout.engine, engine_names()
     if known and name not in known:
         hint = did_you_mean(name, known)
-        detail = f"rollout.engine = {name!r}: there is no such engine{hint}; write one of {', '.join(known)}"
+        detail = f"rollout.engine = {name!r}: unknown engine{hint}; use one of {', '.join(known)}"
         return Check(name="engine", status="fail", detail=detail)
     return Check(name="engine", status="ok", detail=name)
 
@@ -115,20 +115,20 @@ def engine_names() -> list[str]:
 
 
 def interpreter(options: str | None = None, maps: str | None = None) -> Check:
-    """How this Python was built: one without optimizations, in a library of its own, is slower at everything.
+    """How this Python was built: without optimizations and with a shared library, everything is slower.
 
     Args:
-        options: that it was configured with; None: ask it.
-        maps: the files that its process has mapped; None: look.
+        options: configure options; default: of this Python.
+        maps: mapped files of the process; default: of this process.
     """
     options = options if options is not None else sysconfig.get_config_var("CONFIG_ARGS") or ""
     maps = maps if maps is not None else _mapped()
     if OPTIMIZED in options or "libpython" not in maps:
         return Check(name="python build", status="ok", detail=sys.executable)
     detail = (
-        f"{sys.executable} was built without {OPTIMIZED}: services and workers take more time for everything "
-        "(docs/buffer.md has figures). Use another one, as make setup PYTHON=/usr/bin/python3.11 with "
-        "package python3.11-venv, or build it again, as "
+        f"{sys.executable} was built without {OPTIMIZED}, which slows down all services and workers "
+        "(see docs/buffer.md). Use another Python, for example make setup PYTHON=/usr/bin/python3.11 with "
+        "package python3.11-venv, or rebuild it, for example "
         f'PYTHON_CONFIGURE_OPTS="{OPTIMIZED} --with-lto" pyenv install --force 3.11'
     )
     return Check(name="python build", status="warn", detail=detail)
@@ -154,12 +154,12 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
         host = hosts.get(key, LOOPBACK)
         try:
             with socket.socket() as probe:
-                # As the servers do: a port in TIME_WAIT is free for them.
+                # As the servers do: they can use a port in TIME_WAIT.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
         except OSError as error:
             detail = (
-                f"{key}: cannot listen on {host}:{port}: {error.strerror}; another run or program may use it. "
+                f"{key}: cannot listen on {host}:{port}: {error.strerror}; another run or program may be using it. "
                 f"Stop it, or use a free port with --{key} 0"
             )
             yield Check(name=f"port {port} ({process})", status="fail", detail=detail)
@@ -170,7 +170,7 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
 def redis(config: Config) -> Check:
     url = config.buffer.redis_url
     if config.buffer.url:
-        return Check(name="redis", status="ok", detail=f"that of the buffer service at {config.buffer.url}")
+        return Check(name="redis", status="ok", detail=f"managed by the buffer service at {config.buffer.url}")
     if url is None:
         try:
             return Check(name="redis", status="ok", detail=f"embedded: {server_binary()}")
@@ -186,20 +186,20 @@ def redis(config: Config) -> Check:
     if reason is None:
         return Check(name="redis", status="ok", detail=f"{url} answers")
     detail = (
-        f"buffer.redis_url: no Redis answers at {url}: {reason}; start it, or leave the setting out: the launcher then "
-        "starts an embedded one"
+        f"buffer.redis_url: Redis at {url} does not respond: {reason}; start it, or remove the setting to use the "
+        "embedded one"
     )
     return Check(name="redis", status="fail", detail=detail, error=UnavailableError)
 
 
 def redis_answer(url: str) -> str | None:
-    """None when a Redis answers at this URL, else why not (a server that wants a password does answer)."""
+    """None if Redis responds at this URL, else the reason (a server that requires a password does respond)."""
     found = _asked(url, "server")
     return found if isinstance(found, str) and found != WANTS_PASSWORD else None
 
 
 def _asked(url: str, section: str) -> dict[str, Any] | str:
-    from redis import Redis  # here: importing it takes 0.2 s, and most runs start their own
+    from redis import Redis  # imported late: takes 0.2 s, and most runs use the embedded one
     from redis.backoff import NoBackoff
     from redis.exceptions import AuthenticationError, RedisError
     from redis.retry import Retry
@@ -211,17 +211,17 @@ def _asked(url: str, section: str) -> dict[str, Any] | str:
             return found
     except AuthenticationError:
         return WANTS_PASSWORD
-    except AttributeError:  # redis-py reads the handshake's answer before it looks whether it is one
-        return "what answers there is not a Redis"
+    except AttributeError:  # redis-py does not validate the handshake's reply
+        return "the server there is not Redis"
     except (RedisError, OSError, ValueError) as error:
         return str(error)
 
 
 def model_files(config: Config) -> Check:
-    """A folder must be a model's; a Hub id is in the cache, with its weights, or will be fetched."""
+    """A folder must contain a model; a Hub id must be cached with its weights, or will be downloaded."""
     name, path = "model", config.model.path
     if not Path(path).is_dir() and not is_hub_id(path):
-        detail = f"model.path: there is no folder {path} (searched in {os.getcwd()}), and it is not a Hugging Face id"
+        detail = f"model.path: folder {path} not found (in {os.getcwd()}), and it is not a Hugging Face id"
         return Check(name=name, status="fail", detail=detail)
     folder = folder_of(path)
     if folder is None:
@@ -231,7 +231,7 @@ def model_files(config: Config) -> Check:
         if is_hub_id(path):
             detail = f"{path} has no {missing} in the Hugging Face cache; the first start downloads it, or "
             return Check(name=name, status="warn", detail=detail + how_to_fetch(path))
-        detail = f"model.path: {path} has no {missing}; name a folder in Hugging Face format"
+        detail = f"model.path: {path} has no {missing}; use a folder in Hugging Face format"
         return Check(name=name, status="fail", detail=detail)
     size = sum(file.stat().st_size for file in weight_files(folder))
     where = f"{path}, cached" if is_hub_id(path) else path
@@ -250,14 +250,14 @@ def data(config: Config) -> Check:
     if num_train < config.algorithm.batch_size:
         detail = (
             f"task {config.task.name!r} has {num_train} training prompts, fewer than one batch of "
-            f"algorithm.batch_size={config.algorithm.batch_size}; add prompts or write at most {num_train}"
+            f"algorithm.batch_size={config.algorithm.batch_size}; add prompts, or set it to at most {num_train}"
         )
         return Check(name="data", status="fail", detail=detail)
     return Check(name="data", status="ok", detail=f"{num_train} training prompts; held out: {held_out or 'none'}")
 
 
 def reward(config: Config) -> Iterator[Check]:
-    """A user's reward loads, in a grading process as in the run: its code is never imported here."""
+    """A custom reward function loads, in a grading process as in a run: its code is never imported here."""
     name = config.task.reward or config.task.options.get("reward")
     if name is None:
         return
@@ -282,12 +282,12 @@ def trackers(config: Config) -> Iterator[Check]:
 
 
 def memory(config: Config) -> Check:
-    """What is free, next to a sum by the parameters of the model."""
+    """Free memory compared with an estimate from the model's parameters."""
     parameters = parameters_of(config)
     needed = memory_gib(config, parameters or 0)
     free = psutil.virtual_memory().available / GIB
     status: Literal["ok", "warn"] = "ok" if free >= needed else "warn"
-    advice = "" if status == "ok" else "; fewer rollout.num_workers need less"
+    advice = "" if status == "ok" else "; reduce rollout.num_workers"
     parts = _weights_in_words(config, parameters)
     return Check(
         name="memory", status=status, detail=f"{free:.1f} GiB free, about {needed:.1f} needed{advice}; {parts}"
@@ -295,35 +295,35 @@ def memory(config: Config) -> Check:
 
 
 def parameters_of(config: Config) -> int | None:
-    """Of the model, from its files; None when they are not here."""
+    """Number of parameters, from the model files; None if they are not available."""
     folder = folder_of(config.model.path)
     return None if folder is None else num_parameters(folder)
 
 
 def _weights_in_words(config: Config, parameters: int | None) -> str:
     if parameters is None:
-        return "without the model, whose size is unknown until it is downloaded"
+        return "excluding the model, whose size is unknown until it is downloaded"
     learner, engine = learner_bytes(config, parameters) / GIB, engine_bytes(config, parameters) / GIB
     on_gpus = ["learner"] if ranks_on_gpus(config) else []
     on_gpus += ["engines"] if "GPU" in worker_resources(config.rollout) else []
-    where = f", of which {' and '.join(on_gpus)} in the memory of GPUs" if on_gpus else ""
+    where = f", of which {' and '.join(on_gpus)} in GPU memory" if on_gpus else ""
     return (
-        f"{parameters / 1e6:,.1f} M parameters: learner {learner:,.2f} GiB (weights, gradients, moments; activations "
-        f"come on top), each engine {engine:,.2f} GiB{where}"
+        f"{parameters / 1e6:,.1f} M parameters: learner {learner:,.2f} GiB (weights, gradients, moments, plus "
+        f"activations), each engine {engine:,.2f} GiB{where}"
     )
 
 
 def limits_of(config: Config) -> Iterator[Check]:
-    """Redis' memory next to what the run's groups fill."""
+    """Redis' memory compared with the size of the run's groups."""
     if config.buffer.url or config.buffer.redis_url:
         return
     held, given = resident_bytes(config) / MIB, config.buffer.maxmemory / MIB
     if given >= held:
-        yield Check(name="limit", status="ok", detail=f"groups of full length fill {held:,.0f} of {given:,.0f} MB")
+        yield Check(name="limit", status="ok", detail=f"groups of full length use {held:,.0f} of {given:,.0f} MB")
         return
     detail = (
-        f"buffer.max_memory_mb = {config.buffer.max_memory_mb} is low: all groups that Redis holds before a checkpoint "
-        f"fill {held:,.0f} MB at full length; write {2 * held:.0f}"
+        f"buffer.max_memory_mb = {config.buffer.max_memory_mb} is low: groups retained by Redis until a checkpoint "
+        f"use {held:,.0f} MB at full length; set it to {2 * held:.0f}"
     )
     yield Check(name="limit", status="warn", detail=detail)
 
@@ -334,16 +334,16 @@ def disk(config: Config) -> Check:
         folder = folder.parent
     free = shutil.disk_usage(folder).free / GIB
     if not os.access(folder, os.W_OK):
-        return Check(name="disk", status="fail", detail=f"run.root: {folder} is not writable; choose another")
+        return Check(name="disk", status="fail", detail=f"run.root: {folder} is not writable; choose another folder")
     weights = run_bytes(config, parameters_of(config) or 0) / GIB
     status: Literal["ok", "warn"] = "ok" if free >= DISK_GIB + weights else "warn"
-    kept = f"{config.checkpoint.keep_last} checkpoints and one that is being written take about {weights:,.2f}"
-    advice = "" if status == "ok" else "; a smaller checkpoint.keep_last, or another run.root"
+    kept = f"{config.checkpoint.keep_last} checkpoints and one being written need about {weights:,.2f}"
+    advice = "" if status == "ok" else "; lower checkpoint.keep_last, or use another run.root"
     return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")
 
 
 def redis_persistence(config: Config) -> Check | None:
-    """Whether a Redis that runs already writes an append-only file; None when there is none to ask."""
+    """Whether a running Redis has an append-only file; None if there is none."""
     name, url = "redis persistence", config.buffer.redis_url
     if url is None or config.buffer.url:
         return None
@@ -352,8 +352,8 @@ def redis_persistence(config: Config) -> Check | None:
     except ConfigError as error:
         found = str(error)
     if isinstance(found, str):
-        return Check(name=name, status="warn", detail=f"could not be asked: {found}")
+        return Check(name=name, status="warn", detail=f"unknown: {found}")
     if found.get("aof_enabled"):
         return Check(name=name, status="ok", detail="append-only file")
-    detail = "no append-only file: when this Redis dies, acknowledged groups are lost. Set `appendonly yes` there"
+    detail = "no append-only file: acknowledged groups are lost if this Redis crashes. Set `appendonly yes` there"
     return Check(name=name, status="warn", detail=detail)

@@ -1,4 +1,4 @@
-"""`bapo doctor`: every check of this machine and configuration, including the slow ones."""
+"""`bapo doctor`: all checks of this machine and config, including slow ones."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ SILENT_S = 2.0
 """Nothing stays silent for longer."""
 NAME_WIDTH = 12
 PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 Step = tuple[str, Callable[[], Iterable[Check]]]
-"""What is checked, for a progress line, and the check."""
+"""Description for the progress line, and the check."""
 
 
 def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: bool = False) -> int:
-    """Run all checks and show them; 0 when none failed, else the exit code of the first failure."""
+    """Run all checks and show them; 0 if none failed, else the exit code of the first failure."""
     found = list(run_steps(all_steps(config)))
     if as_json:
         rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
@@ -64,7 +64,7 @@ def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: boo
 
 
 def run_steps(steps: Iterable[Step]) -> Iterator[Check]:
-    """Results in order; a step that takes long is announced."""
+    """Results in order; a slow step is announced."""
     for what, check in steps:
         with announced(what):
             found = list(check())
@@ -109,7 +109,7 @@ def all_steps(config: Config) -> Iterator[Step]:
 
 
 def redis_checks(config: Config) -> Iterator[Check]:
-    """The Redis of the configuration, or the embedded one."""
+    """Checks of the configured Redis, or the embedded one."""
     yield checks.redis(config)
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)
@@ -133,7 +133,7 @@ def versions(config: Config) -> Check:
 
 
 def redis_starts(config: Config) -> Check:
-    """The embedded server starts here and answers."""
+    """The embedded Redis starts and responds."""
     with tempfile.TemporaryDirectory(prefix="bapo-doctor-") as folder:
         run = RunDirectory.create(Path(folder) / "run")
         try:
@@ -153,14 +153,14 @@ def redis_starts(config: Config) -> Check:
 
 
 def gold(config: Config) -> Check:
-    """The reward gives 1 to answers that are known to be correct; otherwise the model cannot learn."""
+    """The reward of known correct answers is 1; otherwise the model cannot learn."""
     name = "reward on gold answers"
     try:
         task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         pairs = ((prompt, task.gold(prompt)) for prompt in task.prompts("train"))
         known = list(islice(((prompt, text) for prompt, text in pairs if text is not None), NUM_GOLD))
         if not known:
-            return Check(name=name, status="warn", detail="the task has no gold answers, so its reward was not tested")
+            return Check(name=name, status="warn", detail="the task has no gold answers: reward not tested")
         with closing(GraderPool(config.task, num_children=1)) as graders:
             found = next(gold_problems(graders, known), None)
     except BapoError as error:
@@ -171,20 +171,20 @@ def gold(config: Config) -> Check:
 
 
 def gold_problems(graders: GraderPool, known: Iterable[tuple[Prompt, str]]) -> Iterator[str]:
-    """Each gold answer that is not rewarded 1."""
+    """Gold answers whose reward is not 1."""
     for prompt, text in known:
         try:
             reward = float(graders.grade(prompt, [text]).rewards[0])
         except GradingError as error:
-            yield f"with the gold answer {text!r}, {error}"
+            yield f"gold answer {text!r}: {error}"
         else:
             if reward != 1.0:
-                advice = "" if reward else "; task.options.gold_format says what a correct response looks like"
-                yield f"{prompt.text!r} with its gold answer {text!r}: reward {reward:g}, not 1{advice}"
+                advice = "" if reward else "; set task.options.gold_format to the format of a correct response"
+                yield f"{prompt.text!r} with its gold answer {text!r}: reward is {reward:g}, expected 1{advice}"
 
 
 def tokenizer(config: Config) -> Check:
-    """Prompts survive encoding and decoding: for some model types transformers silently builds another tokenizer."""
+    """Prompts are unchanged by encoding and decoding: transformers may silently build a wrong tokenizer."""
     name = "tokenizer"
     try:
         from transformers import AutoTokenizer  # here: it takes seconds to import
@@ -193,7 +193,7 @@ def tokenizer(config: Config) -> Check:
         task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         prompts = task.prompts("train")[:NUM_ROUND_TRIPS]
     except (BapoError, ImportError, OSError, ValueError) as error:
-        detail = f"the tokenizer of {config.model.path} cannot be loaded: {str(error).splitlines()[0]}"
+        detail = f"cannot load the tokenizer of {config.model.path}: {str(error).splitlines()[0]}"
         return Check(name=name, status="fail", detail=detail)
     found = round_trips(
         [prompt.text for prompt in prompts],
@@ -201,13 +201,13 @@ def tokenizer(config: Config) -> Check:
     )
     if found.num_changed:
         return Check(name=name, status="fail" if found.is_wrong else "warn", detail=found.complaint)
-    detail = f"{type(encoder).__name__}, {len(prompts)} prompts survive a round trip"
+    detail = f"{type(encoder).__name__}, {len(prompts)} prompts pass a round trip"
     if not any(MESSAGES in prompt.answer for prompt in prompts):
         return Check(name=name, status="ok", detail=detail)
     if encoder.chat_template or "message_format" in config.task.options:
-        return Check(name=name, status="ok", detail=f"{detail}; conversations have a format")
-    advice = "conversations, and the tokenizer has no chat template: set task.options.message_format"
-    return Check(name=name, status="warn", detail=f"{detail}; the prompts are {advice}")
+        return Check(name=name, status="ok", detail=f"{detail}; has a chat template")
+    advice = "but the tokenizer has no chat template: set task.options.message_format"
+    return Check(name=name, status="warn", detail=f"{detail}; the prompts are conversations, {advice}")
 
 
 def check_table(found: Sequence[Check]) -> Table:
@@ -216,5 +216,5 @@ def check_table(found: Sequence[Check]) -> Table:
     table.add_column(min_width=NAME_WIDTH)
     table.add_column(overflow="fold")
     for check in found:
-        table.add_row(Text(check.status, COLOURS[check.status]), check.name, Text(check.detail))
+        table.add_row(Text(check.status, COLORS[check.status]), check.name, Text(check.detail))
     return table

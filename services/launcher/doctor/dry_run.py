@@ -1,8 +1,8 @@
-"""`bapo train --dry-run`: would this configuration start here, what would start, and how long might it take?
+"""`bapo train --dry-run`: checks whether this config would start here, what would start, and the estimated time.
 
     checks that take seconds  ->  the processes  ->  time, from an earlier run of the same size
 
-Does not cover: whether model and data fit into memory, whether the reward gives 1 to correct answers: `bapo doctor`.
+Does not check whether model and data fit into memory, or the reward of correct answers: use `bapo doctor`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from services.launcher.processes import EVALUATOR, LEARNER, SCHEDULER
 from services.launcher.supervision.children import REDIS
 
 PROMPT_CHARS = 160
-MOST_RUNS = 20
+MAX_RUNS = 20
 """Earlier runs that an estimate reads, the latest first."""
 
 
 def dry_run(config: Config, verb: str, console: Console) -> int:
-    """Print checks, processes and time; 0 when everything passes, else 2.
+    """Print checks, processes and time; 0 if everything passes, else 2.
 
     Args:
         verb: train or up.
@@ -55,7 +55,7 @@ def dry_run(config: Config, verb: str, console: Console) -> int:
     failures = [check for check in found if check.status == "fail"]
     if failures:
         number = "1 problem" if len(failures) == 1 else f"{len(failures)} problems"
-        console.print(Text(f"error: {number}: this configuration would not start", "red"), soft_wrap=True)
+        console.print(Text(f"error: {number}: this config would not start", "red"), soft_wrap=True)
         return ConfigError.exit_code
     console.print()
     console.print(_plan(config, with_learner=with_learner))
@@ -63,7 +63,7 @@ def dry_run(config: Config, verb: str, console: Console) -> int:
 
 
 def steps(config: Config, *, with_learner: bool) -> Iterator[Step]:
-    """Checks by name, each in seconds."""
+    """Checks by name, each taking seconds."""
     yield "the run's name", lambda: [free_name(config)]
     yield "versions", lambda: [versions(config)]
     yield "the engine", lambda: [checks.engine(config)]
@@ -86,7 +86,7 @@ def free_name(config: Config) -> Check:
 
 
 def gpus(config: Config, *, with_learner: bool) -> Check:
-    """As the launcher would assign them."""
+    """GPUs as the launcher would assign them."""
     try:
         plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster="RAY_ADDRESS" in os.environ)
     except ConfigError as error:
@@ -95,13 +95,13 @@ def gpus(config: Config, *, with_learner: bool) -> Check:
 
 
 def data_and_first_row(config: Config) -> list[Check]:
-    """The task loads, its prompts fill a batch; and the first prompt, for the eye."""
+    """The task loads and its prompts fill a batch; also shows the first prompt."""
     check = checks.data(config)
     if check.status == "fail":
         return [check]
     try:
         first = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")[0]
-    except BapoError as error:  # a file that changes meanwhile
+    except BapoError as error:  # the file may change meanwhile
         return [Check(name="data", status="fail", detail=str(error))]
     answer = ", ".join(f"{key} {value!r}" for key, value in first.answer.items() if key in ("answer", "target"))
     shown = plain(first.text if len(first.text) <= PROMPT_CHARS else f"{first.text[:PROMPT_CHARS]}...")
@@ -110,7 +110,7 @@ def data_and_first_row(config: Config) -> list[Check]:
 
 
 def processes(config: Config, *, with_learner: bool) -> Iterator[str]:
-    """What would start on this machine, in words."""
+    """Descriptions of the processes that would start on this machine."""
     if config.buffer.url is None:
         if config.buffer.redis_url is None:
             yield REDIS
@@ -126,7 +126,7 @@ def processes(config: Config, *, with_learner: bool) -> Iterator[str]:
 
 
 def time_estimate(config: Config) -> str:
-    """From the latest run of the same size in run.root; else how to get one."""
+    """Estimate from the latest run of the same size in run.root; else how to get one."""
     for run in _latest_runs(Path(config.run.root)):
         try:
             other, metrics = load_resolved(run.config_path), run.read_metrics()
@@ -137,18 +137,18 @@ def time_estimate(config: Config) -> str:
             total = duration(step_s * config.run.num_steps)
             return f"about {total} and evaluations: {step_s:.1f} s per step in {run.path}, {config.run.num_steps} steps"
     return (
-        f"unknown: {config.run.root} has no run of this size; run a few steps (--run.num_steps 3 --run.name try): the "
-        "live table then shows the time per step"
+        f"unknown: {config.run.root} has no run of this size; run a few steps (--run.num_steps 3 --run.name try) and "
+        "see the time per step in the live table"
     )
 
 
 def _latest_runs(root: Path) -> list[RunDirectory]:
     paths = sorted(root.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [RunDirectory(path.parent) for path in paths[:MOST_RUNS]]
+    return [RunDirectory(path.parent) for path in paths[:MAX_RUNS]]
 
 
 def _size(config: Config) -> tuple[object, ...]:
-    """What decides most of a step's time."""
+    """The settings that dominate the time of a step."""
     algorithm, rollout = config.algorithm, config.rollout
     return (
         config.model.path, config.task.name, algorithm.batch_size, algorithm.group_size, rollout.engine,
@@ -166,5 +166,5 @@ def _plan(config: Config, *, with_learner: bool) -> Table:
     sizes = f"{algorithm.batch_size} prompts x {algorithm.group_size} = {responses} responses"
     table.add_row("would train", Text(f"{algorithm.name}, {config.run.num_steps} steps of {sizes}"))
     table.add_row("time", Text(time_estimate(config)))
-    table.add_row("settings", "bapo config show with the same arguments prints all of them")
+    table.add_row("settings", "print them all with bapo config show and the same arguments")
     return table

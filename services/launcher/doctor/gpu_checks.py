@@ -1,4 +1,4 @@
-"""What the GPUs of a machine mean for a configuration: pure, so that it can be tried without any."""
+"""Checks of the GPUs for a config; pure, so that they can be tested without GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.launcher.doctor.checks import Check
 from services.launcher.gpus.devices import Gpus
 from services.launcher.gpus.plan import share_gpus
 
-FOR_GPUS = "install the builds for GPUs: `make setup GPU=1`"
+FOR_GPUS = "install the CUDA builds: `make setup GPU=1`"
 
 
 def gpu_checks(config: Config, found: Gpus, *, vllm_build: str | None, is_cluster: bool) -> Iterator[Check]:
-    """The GPUs, torch on them, and whose they are.
+    """The GPUs, torch on them, and their assignment.
 
     Args:
-        vllm_build: the package that vLLM is installed as.
+        vllm_build: the package name of the installed vLLM.
         is_cluster: workers may be on other machines (RAY_ADDRESS).
     """
     if not found.gpus:
@@ -29,7 +29,7 @@ def gpu_checks(config: Config, found: Gpus, *, vllm_build: str | None, is_cluste
     yield Check(name="gpu", status="ok", detail=_words(found))
     yield _torch(config, found)
     if config.rollout.engine == "vllm" and vllm_build != VLLM_FOR_GPUS:
-        detail = f"GPUs are here, and {vllm_build or 'no vLLM'} is installed: workers sample on the CPU; {FOR_GPUS}"
+        detail = f"there are GPUs, but {vllm_build or 'no vLLM'} is installed: workers sample on the CPU; {FOR_GPUS}"
         yield Check(name="gpus of workers", status="warn", detail=detail)
     yield from _plan(config, found, is_cluster=is_cluster)
 
@@ -37,18 +37,18 @@ def gpu_checks(config: Config, found: Gpus, *, vllm_build: str | None, is_cluste
 def _without(config: Config, found: Gpus) -> Check:
     if found.problem:
         detail = (
-            f"there is a GPU driver, but it does not answer: {found.problem}; check that it is loaded and matches "
+            f"there is a GPU driver, but it does not respond: {found.problem}; check that it is loaded and matches "
             "nvidia-smi"
         )
         return Check(name="gpu", status="fail" if config.learner.device == "cuda" else "warn", detail=detail)
     if config.learner.device == "cuda":
-        detail = "no GPU, but learner.device = cuda: write cpu, or auto, which uses GPUs where there are any"
+        detail = "no GPU, but learner.device = cuda: use cpu, or auto, which uses GPUs if available"
         return Check(name="gpu", status="fail", detail=detail)
     return Check(name="gpu", status="ok", detail="no GPU: CPU profile")
 
 
 def _plan(config: Config, found: Gpus, *, is_cluster: bool) -> Iterator[Check]:
-    """As a run would share them out, or why it would not start."""
+    """The assignment of GPUs, or why the run would not start."""
     try:
         plan = share_gpus(config, found.visible, is_cluster=is_cluster)
     except ConfigError as error:
@@ -69,11 +69,11 @@ def _torch(config: Config, found: Gpus) -> Check:
     if torch is None:
         return Check(name=name, status="fail", detail="torch is not installed: `make setup GPU=1`")
     if torch.cuda is None:
-        detail = f"torch {torch.version} is a build for CPUs; {FOR_GPUS}"
+        detail = f"torch {torch.version} is a CPU build; {FOR_GPUS}"
         return Check(name=name, status="fail" if config.learner.device == "cuda" else "warn", detail=detail)
     if torch.error or not torch.count:
-        reason = torch.error or "it finds none; CUDA_VISIBLE_DEVICES may hide them"
-        detail = f"torch {torch.version} for CUDA {torch.cuda} does not compute on the GPUs: {reason}"
+        reason = torch.error or "no GPU found; CUDA_VISIBLE_DEVICES may hide them"
+        detail = f"torch {torch.version} for CUDA {torch.cuda} cannot use the GPUs: {reason}"
         return Check(name=name, status="fail", detail=detail)
-    detail = f"torch {torch.version} for CUDA {torch.cuda} computes on {torch.count} of {len(found.gpus)}"
+    detail = f"torch {torch.version} for CUDA {torch.cuda} uses {torch.count} of {len(found.gpus)}"
     return Check(name=name, status="ok", detail=detail)

@@ -1,11 +1,11 @@
-"""The GPUs of this machine, and whether torch computes on them.
+"""The GPUs of this machine, and whether torch can use them.
 
     nvidia-smi --(names, memory, driver)------------------------+
                                                                 +--> Gpus --gpu_checks (pure)--> lines of `bapo doctor`
     torch, in another process --(one addition on each GPU)------+
 
-torch runs in another process: a driver that does not fit may hang or kill the process that uses it.
-Does not cover: GPUs of other makers, memory of MIG slices, links between GPUs, NCCL.
+torch runs in another process: an incompatible driver may hang or kill the process that uses it.
+Does not cover: other vendors, memory of MIG slices, interconnects, NCCL.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ class Gpu:
 class Torch:
     version: str
     cuda: str | None
-    """That it was built for, `12.9`; None: a build for CPUs."""
+    """CUDA version of the build, e.g. `12.9`; None: a CPU build."""
     count: int = 0
     error: str = ""
-    """Why it does not compute on them."""
+    """Why torch cannot use the GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
     gpus: tuple[Gpu, ...] = ()
     visible: tuple[str, ...] = ()
-    """Those that CUDA_VISIBLE_DEVICES shows, by their names there."""
+    """GPUs visible through CUDA_VISIBLE_DEVICES, by their ids there."""
     driver: str = ""
     problem: str = ""
-    """Why the driver does not answer, where there is one."""
+    """Why the driver does not respond, if there is one."""
     torch: Torch | None = None
-    """None: not installed, or it did not answer."""
+    """None: not installed, or no response."""
 
 
 def probe_gpus() -> Gpus:
-    """The GPUs of this machine; none is not an error. Takes the seconds of importing torch."""
+    """Probe the GPUs of this machine. Takes seconds to import torch."""
     torch = ask_torch()
     smi = shutil.which("nvidia-smi")
     if smi is None:
@@ -83,13 +83,13 @@ def probe_gpus() -> Gpus:
 
 
 def visible_here(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """GPUs that the run's processes can use, by their names in CUDA_VISIBLE_DEVICES. Takes up to a second."""
+    """GPUs usable by the run's processes, by their ids in CUDA_VISIBLE_DEVICES. Takes up to a second."""
     outer = environment.get(VISIBLE)
     return () if outer == "" else visible_gpus(present_gpus(), outer)
 
 
 def present_gpus() -> tuple[str, ...]:
-    """Of this machine, as `parse_list` names them; without nvidia-smi, as many as there are device files."""
+    """GPUs of this machine, as in `parse_list`; without nvidia-smi, counted from device files."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return tuple(map(str, range(num_gpu_files())))
@@ -98,20 +98,20 @@ def present_gpus() -> tuple[str, ...]:
 
 
 def parse_list(rows: str) -> tuple[str, ...]:
-    """What `nvidia-smi -L` printed: GPUs by their numbers, or by the ids of the MIG slices that one is cut into."""
+    """Parse `nvidia-smi -L`: indices of GPUs, or the ids of the MIG slices of a partitioned GPU."""
     found: list[str] = []
     for row in rows.splitlines():
         if gpu := re.match(r"GPU (\d+):", row):
             found.append(gpu[1])
         elif mig := re.search(r"UUID: (MIG-[^)\s]+)", row):
             if found and found[-1].isdigit():
-                found.pop()  # the GPU that is cut
+                found.pop()  # the partitioned GPU
             found.append(mig[1])
     return tuple(found)
 
 
 def parse_smi(rows: str, torch: Torch | None) -> Gpus:
-    """What nvidia-smi printed: one row per GPU."""
+    """Parse nvidia-smi's output: one row per GPU."""
     gpus, driver = [], ""
     for row in filter(None, map(str.strip, rows.splitlines())):
         name, memory, driver = (field.strip() for field in row.rsplit(",", 2))
@@ -121,24 +121,24 @@ def parse_smi(rows: str, torch: Torch | None) -> Gpus:
 
 
 def ask_torch() -> Torch | None:
-    """The installed torch, asked in a process of its own; None when it is not there."""
+    """Probe the installed torch in a separate process; None if it is not installed."""
     code, answer, said = _asked([sys.executable, "-c", ASK_TORCH], TORCH_TIMEOUT_S)
     lines = answer.strip().splitlines()
     if code or not lines:
         if "No module named 'torch'" in said:
             return None
         last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
-        return Torch(version="?", cuda="?", error=f"torch ended when it was asked for GPUs: {last[0]}")
+        return Torch(version="?", cuda="?", error=f"torch crashed while probing GPUs: {last[0]}")
     found: dict[str, Any] = json.loads(lines[-1])
     return Torch(**found)
 
 
 def _asked(command: list[str], timeout_s: float) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error); a command that hangs or cannot start has a code of its own."""
+    """(exit code, standard output, standard error); special codes for a command that hangs or cannot start."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return 124, "", f"no answer within {timeout_s:.0f} s"
+        return 124, "", f"no response within {timeout_s:.0f} s"
     except OSError as error:
         return 126, "", str(error)
     return done.returncode, done.stdout, done.stderr

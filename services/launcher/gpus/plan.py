@@ -1,9 +1,9 @@
-"""Which GPUs of this machine are the learner's and which the workers': shared out before anything starts, and pure.
+"""Assignment of this machine's GPUs to the learner and the workers, computed before anything starts. Pure.
 
     visible GPUs + configuration --share_gpus--> GpuPlan --> CUDA_VISIBLE_DEVICES of the learner's ranks, and of the
                                                              rollout server, whose Ray node gives workers theirs
 
-A process without a list takes the first GPU that it sees, so two of them would meet there.
+Without a list every process would use the first visible GPU.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from bapo.runtime.machine import VLLM_FOR_GPUS, ranks_on_gpus, vllm_build, worke
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SHARED = "gpu_memory_utilization"
-"""The engine option without which vLLM takes the whole GPU."""
+"""The engine option without which vLLM uses the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
-    """Whose is what. Indices are places in `visible`."""
+    """The assignment. Indices refer to `visible`."""
 
     visible: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them: "0", or the ids of GPUs and MIG slices."""
+    """Entries of CUDA_VISIBLE_DEVICES: "0", or the ids of GPUs and MIG slices."""
     learner: tuple[int, ...] = ()
-    """Rank r computes on the r-th of these; empty: on the CPU, or it is not started here."""
+    """Rank r uses the r-th of these; empty: CPU, or not started here."""
     workers: tuple[int, ...] = ()
-    """Empty: they take none, or lie in a cluster."""
+    """Empty: workers use no GPU, or run in a cluster."""
 
     def learner_environment(self) -> dict[str, str]:
-        """Of every rank: LOCAL_RANK picks among them."""
+        """Environment of every rank; LOCAL_RANK selects among the GPUs."""
         return self._environment(self.learner)
 
     def worker_environment(self) -> dict[str, str]:
-        """Of the rollout server: its Ray node counts these and no others."""
+        """Environment of the rollout server: its Ray node counts exactly these GPUs."""
         return self._environment(self.workers)
 
     def sentence(self) -> str:
@@ -57,10 +57,10 @@ class GpuPlan:
 
 
 def visible_gpus(present: Sequence[str], outer: str | None) -> tuple[str, ...]:
-    """What a process sees, as CUDA reads the variable: up to the first entry that is not there.
+    """GPUs visible to a process, as CUDA parses the variable: up to the first invalid entry.
 
     Args:
-        present: GPUs of the machine, as the driver numbers them, or ids of MIG slices.
+        present: GPU indices of the driver, or ids of MIG slices.
         outer: CUDA_VISIBLE_DEVICES; None: not set.
     """
     if outer is None:
@@ -77,12 +77,12 @@ def visible_gpus(present: Sequence[str], outer: str | None) -> tuple[str, ...]:
 def share_gpus(
     config: Config, visible: Sequence[str], *, with_learner: bool = True, is_cluster: bool = False
 ) -> GpuPlan:
-    """Explicit lists first, then the learner's ranks from the front, then the workers.
+    """Assign explicit lists first, then the learner's ranks from the first GPU, then the workers.
 
     Args:
-        with_learner: a learner is, or will be, on this machine.
-        is_cluster: Ray places the workers, perhaps on other machines (RAY_ADDRESS).
-    Raises: ConfigError saying what to write instead.
+        with_learner: a learner runs or will run on this machine.
+        is_cluster: Ray places the workers, possibly on other machines (RAY_ADDRESS).
+    Raises: ConfigError with a remedy.
     """
     return _Sharing(config, tuple(visible), with_learner=with_learner, is_cluster=is_cluster).plan()
 
@@ -106,35 +106,35 @@ class _Sharing:
         workers = self._workers(learner)
         if set(learner) & set(workers) and not self.may_share:
             both = named(self.visible[i] for i in learner if i in workers)
-            raise ConfigError(f"learner.gpus and rollout.gpus both name {both}: write different ones, or {SHARING}")
+            raise ConfigError(f"learner.gpus and rollout.gpus both include {both}: use different ones, or {SHARING}")
         return GpuPlan(visible=self.visible, learner=learner, workers=workers)
 
     def _check_lists(self) -> None:
         if self.is_blind:
             raise ConfigError(
-                f"rollout.worker_resources = {self.needs} has no GPU, and vLLM is its build for GPUs, which cannot "
-                "start without: write { GPU = 1 } with the rest, or leave the key out"
+                f"rollout.worker_resources = {self.needs} has no GPU, but the CUDA build of vLLM requires "
+                "one: add GPU = 1, or remove the key"
             )
         for key, indices in (("learner.gpus", self.for_learner), ("rollout.gpus", self.for_workers)):
             if indices is not None and max(indices) >= len(self.visible):
-                raise ConfigError(f"{key} names GPU {max(indices)}, and {self._here()}")
+                raise ConfigError(f"{key} includes GPU {max(indices)}, but {self._here()}")
         if self.for_learner is not None and self.with_learner and not self.ranks:
             raise ConfigError(
-                "learner.gpus is set, and the learner computes on the CPU (learner.device = cpu, or torch is its build "
-                "for CPUs): leave the key out, or install torch for GPUs (`make setup GPU=1`)"
+                "learner.gpus is set, but the learner runs on the CPU (learner.device = cpu, or a CPU build of torch): "
+                "remove the key, or install the CUDA build (`make setup GPU=1`)"
             )
         if self.for_learner is not None and self.ranks and len(self.for_learner) != self.ranks:
             raise ConfigError(
-                f"learner.gpus names {len(self.for_learner)} GPUs for learner.num_ranks = {self.ranks}: a rank takes "
-                "one, so write as many as there are ranks"
+                f"learner.gpus has {len(self.for_learner)} GPUs for learner.num_ranks = {self.ranks}: list one GPU per "
+                "rank"
             )
         if self.for_workers is not None and not self.per_worker:
             why = (
-                "RAY_ADDRESS names a cluster, which gives workers theirs: set CUDA_VISIBLE_DEVICES for `ray start`"
+                "RAY_ADDRESS is set, so the cluster assigns GPUs: set CUDA_VISIBLE_DEVICES for `ray start`"
                 if self.is_cluster
-                else "workers take no GPU here (rollout.engine, rollout.worker_resources, vLLM's build): leave it out"
+                else "workers use no GPU here (rollout.engine, rollout.worker_resources, vLLM build): remove it"
             )
-            raise ConfigError(f"rollout.gpus is set, and {why}")
+            raise ConfigError(f"rollout.gpus is set, but {why}")
 
     def _learner(self) -> tuple[int, ...]:
         if self.ranks == 0:
@@ -145,10 +145,10 @@ class _Sharing:
         free = [i for i in everything if i not in (self.for_workers or ())]
         order = [*free, *(i for i in everything if i not in free)] if self.may_share else free
         if len(order) < self.ranks:
-            left = f"rollout.gpus leaves {len(free)} of them" if self.for_workers else "there are no more"
+            left = f"rollout.gpus leaves {len(free)}" if self.for_workers else "no more are available"
             raise ConfigError(
-                f"learner.num_ranks = {self.ranks} takes a GPU for each rank, {self._here()}, and {left}: have fewer "
-                f"ranks, or let workers share: {SHARING}"
+                f"learner.num_ranks = {self.ranks} needs one GPU per rank, {self._here()}, and {left}: use fewer "
+                f"ranks, or let workers share GPUs: {SHARING}"
             )
         return tuple(order[: self.ranks])
 
@@ -157,19 +157,19 @@ class _Sharing:
             return ()
         if not self.visible:
             raise ConfigError(
-                f"no worker would start: they take GPUs, and {self._here()}. Use a machine with GPUs, or set up "
-                "without (`make setup`)"
+                f"no worker can start: workers need GPUs, but {self._here()}. Use a machine with GPUs, or the CPU "
+                "builds (`make setup`)"
             )
         if self.for_workers is not None:
-            self._check_room(len(self.for_workers), f"rollout.gpus names {len(self.for_workers)} GPUs")
+            self._check_room(len(self.for_workers), f"rollout.gpus has {len(self.for_workers)} GPUs")
             return self.for_workers
         free = [i for i in range(len(self.visible)) if i not in learner]
         if self.may_share:
-            # The last of the learner's first: rank 0 also holds what is gathered for a checkpoint.
+            # The learner's last GPU first: rank 0 also needs memory for gathering a checkpoint.
             shared = list(reversed(learner))
             while shared and workers_on(len(free), self.per_worker) < self.num_workers:
                 free.append(shared.pop(0))
-        taken = f" and the learner takes {named(self.visible[i] for i in learner)}" if learner else ""
+        taken = f" and the learner uses {named(self.visible[i] for i in learner)}" if learner else ""
         self._check_room(len(free), f"{self._here()}{taken}", can_share=bool(learner))
         return tuple(sorted(free))
 
@@ -177,8 +177,8 @@ class _Sharing:
         room = workers_on(num_gpus, self.per_worker)
         if room >= self.num_workers:
             return
-        fewer = f"write --rollout.num_workers {room}" if room else "there is room for none"
-        share = f", or let them share: {SHARING}" if can_share and not self.may_share else ""
+        fewer = f"use --rollout.num_workers {room}" if room else "there is no room for any"
+        share = f", or let them share GPUs: {SHARING}" if can_share and not self.may_share else ""
         raise ConfigError(
             f"rollout.num_workers = {self.num_workers} with {self.per_worker:g} GPU each are too many: {what}; "
             f"{fewer}{share}"
@@ -190,13 +190,13 @@ class _Sharing:
 
 
 SHARING = (
-    f"rollout.engine_options = {{ {SHARED} = 0.4, kv_cache_memory_bytes = 4294967296 }} makes a worker take that part "
-    "of a GPU and leave the rest to the learner (docs/cluster.md)"
+    f"rollout.engine_options = {{ {SHARED} = 0.4, kv_cache_memory_bytes = 4294967296 }} limits a worker to that share "
+    "of a GPU (docs/cluster.md)"
 )
 
 
 def named(ids: Iterable[str]) -> str:
-    """`GPU 0`, `GPUs 1-3, 5`; ids that are not numbers as they are."""
+    """`GPU 0`, `GPUs 1-3, 5`; non-numeric ids unchanged."""
     whole = list(ids)
     numbers = sorted(int(entry) for entry in whole if entry.isdigit())
     runs: list[list[int]] = []

@@ -1,11 +1,11 @@
-"""One child process: started in a session of its own, its output in a file, ended with everything it started.
+"""One child process: in its own session, with output in a file, stopped together with its descendants.
 
-    NEW --start--> STARTING --probe says so--> READY --exit--> ENDED
-                      ^                                          |
-                      +------ the supervisor starts it again ----+
+    NEW --start--> STARTING --probe succeeds--> READY --exit--> ENDED
+                      ^                                           |
+                      +------ restarted by the supervisor --------+
 
-A child gets SIGKILL from the kernel when the launcher dies, whatever the launcher died of, so that a `kill -9` of the
-launcher leaves nothing behind (Redis has written what it acknowledged; the rollout server runs below subreaper.py).
+The kernel sends SIGKILL to a child when the launcher dies, so that `kill -9` of the launcher leaves nothing behind
+(Redis has written what it acknowledged; the rollout server runs below subreaper.py).
 """
 
 from __future__ import annotations
@@ -28,67 +28,67 @@ from bapo.runtime.process import dying_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
-# Loaded before any fork: the child's side of a fork must not take the loader's lock.
+# Loaded before any fork: the child must not acquire the loader's lock.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Restarts(Enum):
-    """After which deaths a process may be started again. An exit code from 2 on is a verdict, never an accident."""
+    """When a process may be restarted. Exit codes from 2 on are fatal, never a retryable crash."""
 
     NEVER = "never"
     KILLED = "killed"
     CRASHED = "crashed"
-    """Ended by a signal, by an unexpected exception, or with 0 although it serves."""
+    """Killed by a signal, crashed by an unexpected exception, or exited with 0 although it is a service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     name: str
-    """Name of its log file and of its line in the display."""
+    """Name of its log file and in the display."""
     argv: Sequence[str]
     env: Mapping[str, str]
     log_path: Path
     is_ready: Callable[[], bool]
-    """Cheap look from outside; called until it is true."""
+    """Cheap readiness probe; called until it returns true."""
     hint: str = ""
     may_end: bool = False
-    """Whether exit code 0 is an expected end."""
+    """Whether exit code 0 is expected."""
     restarts: Restarts = Restarts.NEVER
-    """After which deaths it may be started again."""
+    """When it may be restarted."""
     again: Callable[[], Sequence[str]] = tuple
-    """Further arguments of a second start, asked for at that time."""
+    """Additional arguments of a restart, computed at that time."""
     is_optional: bool = False
-    """Whether the run continues without it when it cannot be started again."""
+    """Whether the run continues without it if it cannot be restarted."""
     team: str = ""
-    """Processes of one team can only begin again together."""
+    """Processes of a team are restarted together."""
     milestone: Callable[[], int] | None = None
-    """How far it has come for good; a death at the same milestone as the last one is never forgiven."""
+    """Durable progress; a crash at the same milestone as the previous one is never retried."""
     death_signal: signal.Signals = signal.SIGKILL
-    """What the kernel sends it when the launcher dies."""
+    """Signal sent by the kernel when the launcher dies."""
     pass_fds: Sequence[int] = ()
-    """Descriptors of this process that it uses."""
+    """File descriptors it inherits."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A started process, and after its death the next one in its place."""
+    """A started process and its restarts."""
 
     spec: ProcessSpec
     started_s: float = field(init=False)
     ready_after_s: float | None = field(init=False, default=None)
-    """Seconds from start to ready; None before that."""
+    """Seconds from start to ready; None if not ready yet."""
     process: subprocess.Popen[bytes] = field(init=False)
     num_restarts: int = field(init=False, default=0)
     restart_at_s: float | None = field(init=False, default=None)
-    """Monotonic time of its next start; None when none is due."""
+    """Monotonic time of the scheduled restart; None if none is scheduled."""
     is_given_up: bool = field(init=False, default=False)
-    """It is optional, has failed, and stays away."""
+    """Optional, failed, and not restarted."""
 
     def __post_init__(self) -> None:
         self._start(self.spec.argv)
 
     def start_again(self) -> None:
-        """The next process of this place. Raises: ConfigError, StorageError."""
+        """Restart the process. Raises: ConfigError, StorageError."""
         self.restart_at_s = None
         self.num_restarts += 1
         self._start([*self.spec.argv, *self.spec.again()])
@@ -120,13 +120,13 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; 128 + n when signal n ended it."""
+        """None while it runs; 128 + n if killed by signal n."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended although it should not have."""
+        """Whether it exited unexpectedly."""
         if self.is_given_up:
             return False
         code = self.exit_code
@@ -134,7 +134,7 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended as it may. One that failed is the supervisor's: it may be back at once."""
+        """Whether it exited as expected. A failed one is handled by the supervisor and may be restarted immediately."""
         return self.exit_code is not None and not self.has_failed
 
     @property
@@ -144,7 +144,7 @@ class Child:
 
     @property
     def may_start_again(self) -> bool:
-        """Whether such a death is an accident. One that never worked would not work the next time either."""
+        """Whether the crash is retryable. A process that was never ready is not restarted."""
         if self.ready_after_s is None and self.num_restarts == 0:
             return False
         if self.spec.restarts is Restarts.KILLED:
@@ -156,18 +156,18 @@ class Child:
         return time.monotonic() - self.started_s
 
     def poll(self) -> None:
-        """Notice that it has become ready."""
+        """Check whether it has become ready."""
         if self.ready_after_s is None and self.exit_code is None and self.spec.is_ready():
             self.ready_after_s = self.age_s
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its whole session; nothing when that is gone."""
+        """Send a signal to its whole session, if it exists."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
 
 def end(children: Sequence[Child], *, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-    """SIGTERM to all, SIGKILL to what is left after `grace_s` or when hurried; returns when all have ended."""
+    """SIGTERM to all, SIGKILL after `grace_s` or when hurried; returns when all have exited."""
     for child in children:
         if child.exit_code is None:
             child.process.terminate()
@@ -175,21 +175,21 @@ def end(children: Sequence[Child], *, grace_s: float, is_hurried: Callable[[], b
     while any(child.exit_code is None for child in children) and time.monotonic() < deadline and not is_hurried():
         time.sleep(POLL_S)
     for child in children:
-        # Also where the child itself has ended: what it started may still be in its session.
+        # Even if the child itself has exited: its descendants may still be in its session.
         child.signal(signal.SIGKILL)
         child.process.wait()
 
 
 def adopt_orphans() -> None:
-    """From now on, processes whose parent dies become ours, so that `kill_descendants` finds them."""
+    """Become the subreaper of orphaned descendants, so that `kill_descendants` finds them."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants(but: Sequence[Child] = ()) -> list[str]:
-    """SIGKILL to every process below this one, in whatever session it hides; returns their names.
+    """SIGKILL all descendants of this process, in any session; returns their names.
 
     Args:
-        but: these, and what is below them, live on.
+        but: exclude these and their descendants.
     """
     spared = {child.process.pid for child in but}
     top = [process for process in psutil.Process().children() if process.pid not in spared]

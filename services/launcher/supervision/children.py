@@ -1,4 +1,4 @@
-"""The children of one run, watched and ended together."""
+"""The child processes of one run, supervised and stopped together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.launcher.supervision.supervisor import Supervisor
 log = logging.getLogger(__name__)
 
 REDIS = "redis"
-# Together below the ten seconds after which a user would pull the plug.
+# Less than ten seconds in total, e.g. the grace period of `docker stop`.
 GRACE_S = {"others": 4.5, BUFFER: 1.5, REDIS: 1.5}
 MEMORY_EVERY_S = 5.0
 
@@ -29,12 +29,12 @@ class ProcessLine:
     state: str
     """starting | ready | ended"""
     seconds: float
-    """Until now while it starts; until it was ready afterwards."""
+    """Seconds since start while starting; seconds until ready afterwards."""
     hint: str = ""
 
 
 class InterruptedRunError(Exception):
-    """The user asked the run to end."""
+    """The user stopped the run."""
 
 
 class Children:
@@ -53,7 +53,7 @@ class Children:
         return child
 
     def poll(self) -> bool:
-        """Notice who became ready, start again who died by accident; returns whether anybody was started.
+        """Update readiness and restart crashed children; returns whether any was started.
 
         Raises: ChildFailedError, InterruptedRunError.
         """
@@ -61,7 +61,7 @@ class Children:
             raise InterruptedRunError
         for child in self._children:
             child.poll()
-        # After the looks: a child that died meanwhile is found now and not a tick later.
+        # After the probes: a child that died meanwhile is noticed now and not a tick later.
         has_started = self._supervisor.poll(self._children)
         if time.monotonic() - self._weighed_s > MEMORY_EVERY_S:
             self._weighed_s = time.monotonic()
@@ -80,11 +80,11 @@ class Children:
         ]
 
     def stopped(self) -> list[str]:
-        """Names of those that a signal has stopped and that were not continued."""
+        """Names of children stopped by a signal."""
         return [child.name for child in self._children if child.exit_code is None and _is_stopped(child.process.pid)]
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """For run.json: process id, seconds until ready, most memory (with everything below it) in MiB."""
+        """For run.json: process id, seconds until ready, peak memory including descendants in MiB."""
         return {
             child.name: {
                 "pid": child.process.pid,
@@ -97,13 +97,13 @@ class Children:
         }
 
     def close(self) -> None:
-        """End everything: who uses the buffer, then the buffer, then its Redis, then whatever is left below us."""
+        """Stop everything: clients of the buffer, then the buffer, then Redis, then remaining descendants."""
         for stage in ("others", BUFFER, REDIS):
             members = [child for child in self._children if _stage(child) == stage]
             end(members, grace_s=GRACE_S[stage], is_hurried=lambda: self._interrupts.hurried)
         left = kill_descendants()
         if left:
-            log.info("killed what was left: %s", ", ".join(sorted(left)))
+            log.info("killed remaining processes: %s", ", ".join(sorted(left)))
 
     def _weigh(self) -> None:
         for child in self._children:
@@ -130,7 +130,7 @@ def _state(child: Child) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process or anything below it is stopped: the rollout server has a subreaper above it."""
+    """Whether a process or a descendant is stopped (the rollout server is below a subreaper)."""
     try:
         top = psutil.Process(pid)
         return any(process.status() == psutil.STATUS_STOPPED for process in (top, *top.children(recursive=True)))
@@ -139,7 +139,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _resident_bytes(pid: int) -> Iterator[int]:
-    """Resident memory of a process and of everything below it; shared pages count in each."""
+    """Resident memory of a process and of each descendant; shared pages count in each."""
     try:
         top = psutil.Process(pid)
         for process in (top, *top.children(recursive=True)):

@@ -1,12 +1,12 @@
-"""Parent of one process whose descendants may outlive it: Ray's agents notice the death of their node after a minute.
+"""Parent of a process whose descendants may outlive it: Ray's agents notice the death of their node after a minute.
 
     python -I subreaper.py COMMAND...
 
-    COMMAND ends          -> every stray below is killed; it ends as COMMAND did
-    SIGTERM               -> passed on to COMMAND
-    launcher dies         -> the kernel sends LAUNCHER_DIED: COMMAND is killed, then every stray
+    COMMAND exits         -> remaining descendants are killed; exits with COMMAND's exit code
+    SIGTERM               -> forwarded to COMMAND
+    launcher dies         -> the kernel sends LAUNCHER_DIED: COMMAND is killed, then its descendants
 
-A script of its own with the standard library alone: it starts in 20 ms and needs 10 MB.
+Uses only the standard library: it starts in 20 ms and needs 10 MB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None)
 
 
 def main(command: list[str]) -> int:
-    """Run the command and leave nothing of it behind; returns its exit code or minus its signal."""
+    """Run the command and kill its descendants; returns its exit code or minus its signal."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(command, preexec_fn=_die_with_parent)
 
@@ -46,7 +46,7 @@ def main(command: list[str]) -> int:
 
 
 def kill_strays() -> None:
-    """SIGKILL to every child, until there is none: what a dead child has started becomes ours and is next."""
+    """SIGKILL every child until there is none: children of a killed child are reparented to this process."""
     while strays := list(_children()):
         for pid in strays:
             with suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ def kill_strays() -> None:
 
 
 def _children() -> Iterator[int]:
-    """Process ids of our direct children: the field after the state in /proc/PID/stat is the parent."""
+    """Process ids of direct children: the field after the state in /proc/PID/stat is the parent."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -70,7 +70,7 @@ def _die_with_parent() -> None:
 
 
 def _end_as(code: int) -> None:
-    """Exit with a code, or by the signal that ended the command."""
+    """Exit with a code, or by the signal that killed the command."""
     if code < 0:
         with suppress(OSError, ValueError):  # SIGKILL has no handler to reset
             signal.signal(-code, signal.SIG_DFL)

@@ -26,7 +26,7 @@ def test_a_stopped_learner_is_named_and_the_run_ends_with_5(tmp_path: Path) -> N
         while stage.exit_code is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert stage.exit_code == 5, stage.last_words
-        assert f"nothing has moved for {STALL_S} s (supervision.stall_s)" in stage.last_words
+        assert f"no progress for {STALL_S} s (supervision.stall_s)" in stage.last_words
         assert stage.run.read_run()["status"] == "failed"
     finally:
         stage.close()
@@ -48,8 +48,8 @@ def test_stopped_workers_are_told_once_and_so_is_that_they_go_on(tmp_path: Path)
         watch.wait(2.0)  # the launcher looks at the buffer once a second
         assert stage.end() == 130, stage.last_words
         output = (tmp_path / "launcher.log").read_text()
-        assert output.count("nothing has moved for") == 1
-        assert "rollout_server is stopped (SIGSTOP; `kill -CONT` lets it continue)" in output
-        assert output.count("the run moves again, after") == 1
+        assert output.count("no progress for") == 1
+        assert "rollout_server is stopped (SIGSTOP; resume it with `kill -CONT`)" in output
+        assert output.count("the run is making progress again after") == 1
     finally:
         stage.close()

@@ -18,7 +18,7 @@ RUN = "check"
 START_S, STEP_S, END_S = 900.0, 600.0, 3600.0
 WINDOW_S = 60.0
 """Over which tokens per second are measured."""
-LEAST_GAIN = 1.5
+MIN_GAIN = 1.5
 """Tokens per second of all servers over those of one, where sampling is what the run waits for (scripted engine)."""
 VICTIMS = ("buffer", "rollout", "redis", "learner", "scheduler", "evaluator", "dashboard")
 OURS = ("buffer", "rollout", "learner", "scheduler", "evaluator", "dashboard", "redis")
@@ -87,8 +87,8 @@ class Check:
         remark = "" if is_judged else "; not judged, they share the cores"
         say(f"tokens per second: {before:.0f} with one server, {after:.0f} with {num} ({gain:.2f} times{remark}), "
             f"healthy after {seconds:.0f} s")  # fmt: skip
-        if is_judged and gain < LEAST_GAIN:
-            raise CheckError(f"{num} rollout servers sample {gain:.2f} times as fast as one, not {LEAST_GAIN} times")
+        if is_judged and gain < MIN_GAIN:
+            raise CheckError(f"{num} rollout servers sample {gain:.2f} times as fast as one, not {MIN_GAIN} times")
         if num > 2:
             self._scale_in()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[3]
 HTTP_TIMEOUT_S = 5.0
-LOOK_S = 1.0
+POLL_S = 1.0
 QUIET_S = 30.0
 """Between two lines that say that a command of Docker goes on: images take minutes to build."""
 
@@ -156,4 +156,4 @@ def wait_for(what: str, limit_s: float, holds: Any) -> float:
             pass
         if time.monotonic() - began > limit_s:
             raise CheckError(f"not within {limit_s:.0f} s: {what}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

@@ -1,4 +1,4 @@
--- group id, worker, what is wrong -> 1; 0 when it is known already, or the group is gone
+-- group id, worker, problem -> 1; 0 if it is already known, or the group is deleted
 run_even_when_full()
 local id, worker, problem = arg(), arg(), arg()
 if call('HEXISTS', K.records, id) == 0 or call('HSETNX', K.bad_frames, id, problem) == 0 then return 0 end

@@ -14,7 +14,7 @@ local function lease(id, purpose)
   call('ZADD', K['leases_' .. purpose], now_ms() + LEASE_MS, id)
 end
 
--- Ids that the worker still holds of a repeated claim; none for an older claim; nil for a new one.
+-- Ids still leased to the worker of a repeated claim; none for an older claim; nil for a new one.
 local function leased_before()
   local remembered = call('HGET', K.claims, worker)
   if not remembered or nonce == '' then return nil end

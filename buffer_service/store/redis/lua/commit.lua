@@ -5,7 +5,7 @@ call('HSET', K.meta, 'committed', math.max(step, meta('committed')))
 checkpointed = math.max(checkpointed, meta('checkpointed'))
 call('HSET', K.meta, 'checkpointed', checkpointed)
 for _ = 1, count() do
-  -- A batch that another call has released meanwhile is skipped, with its groups.
+  -- Skip a batch that another call has released meanwhile, with its groups.
   local is_mine = call('HDEL', K.batches, arg()) == 1
   local ids = list()
   local frames = frame_keys(#ids)

@@ -31,7 +31,7 @@ for _, prompt_id in ipairs(list()) do call('HDEL', K.bad_prompts, prompt_id) end
 call('HSET', K.batches, step, arg())
 call('LPUSH', K.compositions, arg())
 call('LTRIM', K.compositions, 0, count() - 1)
--- New stale results are put before those that this assembly saw.
+-- New stale results come before those that this assembly has read.
 call('LTRIM', K.stale, 0, -1 - count())
 call('HINCRBY', K.meta, 'fresh_bytes', 0 - count())
 local success_counts = arg()

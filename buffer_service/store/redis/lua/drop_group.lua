@@ -1,4 +1,4 @@
--- group id, "label id" if it were an evaluation's; its frame key -> the table that it was in, or ''
+-- group id, "label id" if it were an evaluation's; its frame key -> its table, or ''
 run_even_when_full()
 local id, member, frame = arg(), arg(), frame_key()
 local table = ''
@@ -6,12 +6,12 @@ if call('ZREM', K.fresh, id) == 1 then
   table = 'fresh'
   call('HDEL', K.requests, id)
   call('HINCRBY', K.meta, 'fresh_bytes', 0 - call('STRLEN', frame))
-  -- One group less fills the steps: the scheduler asks for another.
+  -- The steps are short of one group: the scheduler requests another.
   call('HINCRBY', K.meta, 'fresh_dropped', 1)
 elseif call('ZREM', K.reevaluated, id) == 1 then
   table = 'reevaluated'
 elseif call('ZSCORE', K.evaluated, member) and call('HEXISTS', K.refs, id) == 1 then
-  -- It stays settled without a group, as a request that failed for good.
+  -- It remains finished without a group, like a request that failed permanently.
   table = 'evaluated'
 else
   return ''

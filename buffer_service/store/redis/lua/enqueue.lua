@@ -7,13 +7,13 @@ if cursor ~= '' then
   call('HSET', K.meta, 'cursor', cursor)
   if spares ~= '' then call('HSET', K.meta, 'fresh_spares', spares) end
 end
--- A round that was issued counts every open re-evaluation of its step: each of them counts down when it is settled.
+-- An issued round counts every open re-evaluation of its step and is decremented when one finishes.
 local function count_late(request)
   local step = string.match(request.terms, '^%S+ (%S+)')
   if request.purpose == 'reevaluate' and call('HEXISTS', K.rounds, step) == 1 then call('HINCRBY', K.rounds, step, 1) end
 end
 
--- Also those that were asked for by themselves, before the round was issued.
+-- Including those enqueued separately before the round was issued.
 local function count_open(step)
   local found = 0
   for _, place in ipairs({'queue_reevaluate', 'leases_reevaluate'}) do

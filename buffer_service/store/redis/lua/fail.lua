@@ -1,4 +1,4 @@
--- worker, request id, reason, text for people -> requeued | dropped | not_leased
+-- worker, request id, reason, detail -> requeued | dropped | not_leased
 run_even_when_full()
 local worker, id, reason, text = arg(), arg(), arg(), arg()
 hear(worker)

@@ -1,4 +1,4 @@
--- label, n, n group ids; one frame key per group -> number of its groups that arrived meanwhile and are left
+-- label, n, n group ids; one frame key per group -> number of its groups that arrived meanwhile and remain
 run_even_when_full()
 local label = arg()
 
@@ -22,7 +22,7 @@ for _ = 1, count() do
   local id, frame = arg(), frame_key()
   if call('ZREM', K.evaluated, label .. ' ' .. id) == 1 then
     call('ZREM', K.done, id)
-    -- A request that was dropped is settled and has no group.
+    -- A dropped request is finished and has no group.
     if call('HEXISTS', K.refs, id) == 1 then
       gone[#gone + 1] = id
       frames[#gone] = frame

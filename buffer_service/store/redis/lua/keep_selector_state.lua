@@ -1,4 +1,4 @@
--- round, step up to which success counts are in the state, the state -> 1, or 0 when it is not of a later round
+-- round, step up to which success counts are in the state, the state -> 1, or 0 if its round is not newer
 run_even_when_full()
 local round, through = count(), count()
 if round <= meta('selector_round') then return 0 end

@@ -1,4 +1,4 @@
--- What all scripts share. Python puts `local K, NUM_INDEX = {meta = KEYS[1], ...}, n` before it: the index keys by name.
+-- Shared by all scripts. Python prepends `local K, NUM_INDEX = {meta = KEYS[1], ...}, n`: the index keys by name.
 --
 --   QUEUED (queue_P) --claim--> LEASED (leases_P) --settle--> done          P: fresh | reevaluate | evaluate
 --      ^                            |
@@ -32,7 +32,7 @@ local function frame_key()
   return KEYS[next_key - 1]
 end
 
--- Lua's unpack takes at most some thousand values.
+-- Lua's unpack accepts at most a few thousand values.
 local CHUNK = 4000
 
 local function slice(values, first, n)
@@ -42,7 +42,7 @@ local function slice(values, first, n)
   return found
 end
 
--- The next n arguments, and the next n frame keys: taken together, because single ones cost more than their use.
+-- The next n arguments and the next n frame keys, in bulk: reading single ones costs more than using them.
 local function args(n)
   next_arg = next_arg + n
   return slice(ARGV, next_arg - n, n)
@@ -98,7 +98,7 @@ local CLAIM_ORDER = {'reevaluate', 'evaluate', 'fresh'}
 
 local function enqueue(request, at_head)
   if call('HEXISTS', K.live, request.id) == 1 or call('ZSCORE', K.done, request.id) then return 0 end
-  -- Forgotten as a request, but B_high or a batch holds the group: another one would take its place there.
+  -- The request is forgotten, but B_high or a batch contains the group: a new one would replace it there.
   if call('HEXISTS', K.refs, request.id) == 1 then return 0 end
   local seq = call('HINCRBY', K.meta, 'seq', 1)
   if at_head or request.purpose == 'reevaluate' then seq = -seq end
@@ -139,7 +139,7 @@ local function requeue(request)
   call('ZADD', K['queue_' .. request.purpose], request.score, request.id)
 end
 
--- An evaluation ends when its label is forgotten, not when a number of steps has passed.
+-- Requests of an evaluation expire with its label, not after a number of steps.
 local function settled_at(request, assembled)
   return request.purpose == 'evaluate' and '+inf' or assembled
 end
@@ -163,7 +163,7 @@ local function settle(request)
   count_settled(request)
 end
 
--- Settled without a group. One fresh group less fills the steps: the scheduler asks for another.
+-- Finished without a group. If fresh, the steps are short of one group: the scheduler requests another.
 local function drop_open(request, reason)
   settle(request)
   call('HDEL', K.requests, request.id)
@@ -203,11 +203,11 @@ local function hear(worker)
   end
 end
 
--- A group's value in `refs`: how often it is referred to, and above that the bytes of its frame, so that deleting it does
+-- A group's value in `refs`: its reference count, and in the upper bits the bytes of its frame, so that deleting it does
 -- not read the frame.
 local FRAME_BYTE = 1048576
 
--- Groups that nothing refers to any more, and what their frames took.
+-- Delete unreferenced groups and subtract the bytes of their frames.
 local function delete_groups(ids, frames, size)
   if #ids == 0 then return end
   for first = 1, #frames, CHUNK do call('UNLINK', unpack(frames, first, math.min(first + CHUNK - 1, #frames))) end

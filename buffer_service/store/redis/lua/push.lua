@@ -1,9 +1,9 @@
 -- n, then n of each: ids, terms, versions, workers, ranks, sizes, records; frame keys: n incoming, n final
 -- -> {result, ...} | {'mismatch', id, terms of the request} | {'missing', id, bytes} | {'other_content', id, worker}
--- The frames lie under `incoming`, written by workers, and expire there. Those of stored groups get a name that no worker
--- may write to, and stay.
--- One command serves all groups, and arguments come in columns: a call of Redis, or taking a single argument, costs more
--- than most of these changes.
+-- Workers write frames under `incoming`, where they expire. Frames of stored groups are renamed to keys that no worker
+-- may write to, and persist.
+-- One command handles all groups, and arguments are columns: a Redis call, or reading a single argument, costs more than
+-- most of these changes.
 local n = count()
 local ids, terms, versions, workers, ranks, sizes, records = args(n), args(n), args(n), args(n), args(n), args(n), args(n)
 local incoming, frames = frame_keys(n), frame_keys(n)
@@ -20,7 +20,7 @@ end
 local held = {}
 for i, record in ipairs(hash_values(K.records, settled)) do held[settled[i]] = record end
 
--- One lease has one answer. Fields of a record: 6 worker, 11 time of the claim.
+-- One lease accepts one group. Fields of a record: 6 worker, 11 time of the claim.
 local function is_other_content(record, than)
   if not record or record == than then return false end
   local one, other = cmsgpack.unpack(record), cmsgpack.unpack(than)
@@ -72,7 +72,7 @@ local function unlease_all(stored_ids)
   end
 end
 
--- `settle`, for many.
+-- `settle` in bulk.
 local function settle_all(stored_ids)
   local of_purpose, done, assembled = {}, {}, meta('assembled')
   for _, i in ipairs(stored) do
@@ -150,6 +150,6 @@ if #stored > 0 then
   call('HSET', K.meta, 'failures_in_a_row', 0)
   hear_all()
 end
-call('UNLINK', unpack(incoming))  -- of those that are not stored
+call('UNLINK', unpack(incoming))  -- frames of groups that were not stored
 for result, number in pairs(counts) do call('HINCRBY', K.counters, 'pushed_groups:' .. result, number) end
 return results

@@ -1,4 +1,4 @@
--- worker, n, n request ids -> those that the worker still holds
+-- worker, n, n request ids -> those still leased to the worker
 run_even_when_full()
 local worker, held = arg(), {}
 hear(worker)

@@ -1,5 +1,5 @@
 -- whether to hold the groups, n, n times (group id, event, result, request); one frame key per group
--- -> ids of the groups that stay, because the id of their replacing request is taken
+-- -> ids of the groups that remain, because the id of their replacement is in use
 -- The first of them is queued last, so that it comes first at the head.
 run_even_when_full()
 local hold, taken, gone, frames = count() == 1, {}, {}, {}

@@ -5,7 +5,7 @@ import { el, freshId, table } from "bapo/app/dom.js";
 import { decimal } from "bapo/app/format.js";
 
 const echarts = globalThis.echarts;
-const MOST_DOTS = 200;
+const MAX_DOTS = 200;
 const cards = new Set();
 
 const probe = el("span", { hidden: true });
@@ -201,7 +201,7 @@ export const line = (name, steps, values, name_of_colour, more = {}) => ({
   itemStyle: { color: colour(name_of_colour) },
   ...more,
   // A thousand dots are slow and say nothing; without them a value between two gaps needs its neighbours to be seen.
-  ...(more.showSymbol && steps.length > MOST_DOTS ? { showSymbol: false, connectNulls: true } : {}),
+  ...(more.showSymbol && steps.length > MAX_DOTS ? { showSymbol: false, connectNulls: true } : {}),
 });
 
 /** The axis of learner steps. */

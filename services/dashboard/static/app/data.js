@@ -5,11 +5,11 @@ const API = "api/v1/";
 
 /** The service wants a token, or another one. */
 export class TokenNeeded extends Error {}
-/** The service does not answer. */
+/** The service does not respond. */
 export class Disconnected extends Error {}
 /** The service answered that it cannot: the message is its own. */
 export class Refused extends Error {}
-/** An exported file does not carry this answer. */
+/** The requested data are not included in the exported file. */
 export class NotExported extends Error {}
 
 /** The key of an answer: its endpoint and its query, sorted. As in services/dashboard/export.py. */
@@ -35,7 +35,7 @@ class Service {
       reply = await fetch((run === null ? "" : `../${encodeURIComponent(run)}/`) + API + keyOf(endpoint, query), { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Disconnected("the service does not answer");
+      throw new Disconnected("the service does not respond");
     }
     if (reply.ok) return reply.json();
     const said = await reply.json().catch(() => ({ message: `status ${reply.status}` }));
@@ -58,10 +58,10 @@ class Exported {
   }
 
   async get(endpoint, query = {}) {
-    // An exported answer begins at the beginning, whatever the page has seen.
+    // An exported response always starts at the first record.
     const { since, measured, generation, ...rest } = query;
     const found = this.answers[keyOf(endpoint, rest)];
-    if (found === undefined) throw new NotExported("this exported file does not hold these data; open the run with `bapo view RUN`");
+    if (found === undefined) throw new NotExported("these data are not included in this exported file; open the run with `bapo view RUN`");
     return found;
   }
 

@@ -77,5 +77,5 @@ export const plainText = (response, label) =>
 
 /** What the colours mean. */
 export const legend = (metric) =>
-  el("ul", { class: "legend", "aria-label": `Colours: ${METRICS[metric].title}` },
+  el("ul", { class: "legend", "aria-label": `Colors: ${METRICS[metric].title}` },
     METRICS[metric].steps.map(([name, words]) => el("li", {}, el("span", { class: `token ${name}`, "aria-hidden": "true" }, "abc"), ` ${words}`)));

@@ -72,7 +72,7 @@ function show() {
   }
   if (!page) {
     shown = null;
-    content.append(el("h1", {}, "There is no such page"), el("p", {}, "Choose one of the menu: ", menu.map((p) => p.title).join(", "), "."));
+    content.append(el("h1", {}, "Page not found"), el("p", {}, "Available pages: ", menu.map((p) => p.title).join(", "), "."));
     return;
   }
   shown = { page, view: page.mount(content, shell, here) };
@@ -97,7 +97,7 @@ function showConnection(state, error) {
   }
   const problem = document.getElementById("problem");
   problem.hidden = state !== "refused" && state !== "disconnected";
-  const words = state === "disconnected" ? "The service does not answer. The page shows its last answer and updates when the service is back." : error?.message;
+  const words = state === "disconnected" ? "The service does not respond. The page shows the latest data received and updates when the service is back." : error?.message;
   if (!problem.hidden && problem.textContent !== words) problem.textContent = words;
   document.body.dataset.state = state;
   if (state === "token") askForToken(error.message);
@@ -119,7 +119,7 @@ function askForToken(message) {
         content.focus();
       } },
     el("h2", { id: "token-title" }, "This run requires a token"),
-    el("p", {}, "For numbers the viewer's token is enough: ", el("code", {}, "RUN/tokens/viewer/token"), ". Texts of prompts and responses need the operator's. It is kept until this tab is closed."),
+    el("p", {}, "The viewer token is enough for metrics: ", el("code", {}, "RUN/tokens/viewer/token"), ". Texts of prompts and responses need the operator's. It is kept until this tab is closed."),
     message ? el("p", { class: "problem", role: "alert" }, message) : null,
     el("label", { for: "token" }, "Token"),
     input,

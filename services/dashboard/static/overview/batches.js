@@ -36,7 +36,7 @@ export function curves(grid, { title, note, lines, says, id, y = {}, height = 22
 function composition(grid) {
   return chartCard(grid, {
     title: "Batch composition", id: "composition", wide: true, height: 280,
-    note: "Groups that each step trained: X1 fresh and informative, X2 hard prompts that improved when re-evaluated, X3 reused high-quality groups; the dashed line is B (Fig. 8).",
+    note: "Groups trained at each step: X1 fresh and informative, X2 hard prompts that improved when re-evaluated, X3 reused high-quality groups; the dashed line is B (Fig. 8).",
     draw({ steps, index, length }) {
       if (!length) return null;
       const at = (name) => steps[name][index];
@@ -93,8 +93,8 @@ export function rangesOf(ends) {
 function ages(grid) {
   return chartCard(grid, {
     title: "Ages in B_bad and B_high", id: "ages", height: 220,
-    note: "Entries after the chosen step by age: steps since they were inserted.",
-    empty: "Ages are not known: they follow from the groups of all steps, and those of this run cannot be read or replayed here.",
+    note: "Entries after the selected step by age: steps since insertion.",
+    empty: "Ages are unknown: they require the groups of all steps, which cannot be read or replayed here.",
     draw({ steps, index, length, run }) {
       const bad = column(steps, "bad_ages")[index];
       const high = column(steps, "high_ages")[index];
@@ -131,7 +131,7 @@ export const batchCards = (grid) => [
   composition(grid),
   thresholds(grid),
   curves(grid, {
-    title: "B_bad and B_high", id: "tables", note: "Hard prompts that wait for re-evaluation, and groups that may be reused, after each step.", y: { min: 0, minInterval: 1, name: "entries" },
+    title: "B_bad and B_high", id: "tables", note: "Hard prompts waiting for re-evaluation, and groups eligible for reuse, after each step.", y: { min: 0, minInterval: 1, name: "entries" },
     lines: [["num_bad", "B_bad prompts", "x2"], ["num_high", "B_high groups", "x3"]],
   }),
   ages(grid),
@@ -141,15 +141,15 @@ export const batchCards = (grid) => [
 /** The curves that say whether the run learns; held-out accuracy is of bapo/overview/prompts. */
 export const rewardCard = (grid) =>
   curves(grid, {
-    title: "Mean reward", id: "reward", note: "Of all fresh responses of a step, before the filter: r_tot (Fig. 4).",
+    title: "Mean reward", id: "reward", note: "Over all fresh responses of a step, before filtering: r_tot (Fig. 4).",
     lines: [["reward_mean", "r_tot", "series-1"]], y: { min: 0, name: "reward" }, height: 260,
     says: (steps, index) => `Step ${steps.step[index]}: ${decimal(steps.reward_mean[index])}; mean of the last 20 steps ${decimal(over(steps, "reward_mean", index))}.`,
   });
 
 export const policyCards = (grid) => [
-  curves(grid, { title: "Entropy", id: "entropy", note: "Of the policy on the trained tokens.", lines: [["entropy", "entropy", "series-3"]], y: { name: "nats per token" } }),
-  curves(grid, { title: "Response length", id: "length", note: "Mean of the fresh responses of a step.", lines: [["response_tokens", "response length", "series-4"]], y: { min: 0, name: "tokens" } }),
-  curves(grid, { title: "Throughput", id: "throughput", note: "Tokens that the learner trained, divided by the time of the whole step.", lines: [["tokens_per_s", "trained tokens", "series-6"]], y: { min: 0, name: "tokens per second" } }),
+  curves(grid, { title: "Entropy", id: "entropy", note: "Policy entropy on the trained tokens.", lines: [["entropy", "entropy", "series-3"]], y: { name: "nats per token" } }),
+  curves(grid, { title: "Response length", id: "length", note: "Mean over a step's fresh responses.", lines: [["response_tokens", "response length", "series-4"]], y: { min: 0, name: "tokens" } }),
+  curves(grid, { title: "Throughput", id: "throughput", note: "Tokens trained, divided by the duration of the whole step.", lines: [["tokens_per_s", "trained tokens", "series-6"]], y: { min: 0, name: "tokens per second" } }),
 ];
 
 /** The optimizer's curves. */

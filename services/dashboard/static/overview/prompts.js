@@ -8,8 +8,8 @@ import { column, matrixAt, measuredAt, movement, shares } from "bapo/overview/co
 function bins(grid) {
   return chartCard(grid, {
     title: "Accuracy bins", id: "bins", height: 220,
-    note: "Fresh groups by correct responses of G: the first quarter of the steps compared with as many steps up to the chosen one (Fig. 7).",
-    empty: "The groups of the steps are not known here.",
+    note: "Fresh groups by correct responses out of G: the first quarter of the steps compared with the same number of steps up to the selected one (Fig. 7).",
+    empty: "No group data are available.",
     draw({ steps, index, length }) {
       const all = column(steps, "bins");
       const width = Math.max(1, Math.floor(length / 4));
@@ -44,24 +44,24 @@ function migration(grid) {
   const chooser = el("p", { class: "chooser" }, el("label", { for: selectId }, "Prompts "), select);
   const card = chartCard(grid, {
     title: "Accuracy migration", id: "migration",
-    note: "Prompts by correct responses at first (rows) and at the chosen step (columns). Blue, right of the diagonal: better; orange, left of it: worse. Both are shaded on the same scale; a number leads to its prompts (Fig. 15).",
-    empty: "No prompt came a second time yet, and nothing held out was measured twice.",
+    note: "Prompts by correct responses at the first visit (rows) and at the selected step (columns). Blue, right of the diagonal: better; orange, left of it: worse. Both are shaded on the same scale; click a number to list its prompts (Fig. 15).",
+    empty: "No prompt has been revisited yet, and no held-out split has been evaluated twice.",
     draw(next) {
       data = next;
       const { steps, index, length, held, run } = next;
       if (!length) return null;
-      const options = [["training", "training, first visit against latest"], ...held.map((split) => [split.split, `held out ${split.split}, base model against now`])];
+      const options = [["training", "training, first visit vs. latest"], ...held.map((split) => [split.split, `held out ${split.split}, base model vs. now`])];
       if (select.options.length !== options.length) select.replaceChildren(...options.map(([value, words]) => el("option", { value, selected: value === chosen }, words)));
       const step = steps.step[index];
       const measured = measuredAt(held, step).find((one) => one.split === chosen);
       const matrix = measured ? measured.matrix : matrixAt(steps, index, run.group_size + 1);
-      if (!matrix) return { summary: "The base model was not measured on this split, so there is nothing to compare with.", body: chooser };
+      if (!matrix) return { summary: "The base model was not evaluated on this split, so there is nothing to compare with.", body: chooser };
       const found = movement(matrix);
-      const where = measured ? `held out ${chosen}, measured after step ${measured.step}` : `training, up to step ${step}`;
+      const where = measured ? `held out ${chosen}, evaluated after step ${measured.step}` : `training, up to step ${step}`;
       return {
         summary: found.total
           ? `${plural(found.total, "prompt")} (${where}): ${percent(found.better / found.total)} better, ${percent(found.same / found.total)} the same, ${percent(found.worse / found.total)} worse.`
-          : `No prompt came a second time up to step ${step}.`,
+          : `No prompt was revisited up to step ${step}.`,
         body: el("div", {}, chooser, heat(matrix, where, measured ? null : { until: index < length - 1 ? step : null })),
       };
     },
@@ -80,7 +80,7 @@ function heat(matrix, where, link) {
   };
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Accuracy migration matrix" },
     el("table", { class: "matrix" },
-      el("caption", { class: "unseen" }, `Prompts by correct responses at first (rows) and now (columns), ${where}`),
+      el("caption", { class: "unseen" }, `Prompts by correct responses at the first visit (rows) and now (columns), ${where}`),
       el("thead", {}, el("tr", {}, el("td", { class: "corner" }, "first \\ now"), matrix.map((_, k) => el("th", { scope: "col" }, `${k}/${size}`)))),
       el("tbody", {}, matrix.map((row, first) => el("tr", {}, el("th", { scope: "row" }, `${first}/${size}`), row.map((number, last) => cell(number, first, last)))))));
 }
@@ -90,15 +90,15 @@ const promptsOf = (first, last, until) => `#/prompts?first=${first}&last=${last}
 function rescued(grid) {
   return chartCard(grid, {
     title: "Newly solved prompts", id: "rescued", height: 190,
-    note: "Training prompts without a correct response at their first visit, and with one at their latest; below, the subsets that trained them in between. “None of them”: only the training of other prompts moved it. Chance alone solves some: docs/results.md.",
-    empty: "No prompt came a second time yet.",
+    note: "Training prompts without a correct response at their first visit, and with one at their latest; below, the subsets that trained them in between. “None of them”: solved through training on other prompts only. Some are solved by chance: docs/results.md.",
+    empty: "No prompt has been revisited yet.",
     draw({ steps, index, length }) {
       if (!length || !column(steps, "revisited")[index]) return null;
       const at = (name) => steps[name][index];
       const rows = Object.entries(at("attribution")).sort(([, a], [, b]) => b - a);
       const share = at("unsolved") ? percent(at("rescued") / at("unsolved")) : DASH;
       return {
-        summary: `Step ${at("step")}: ${count(at("rescued"))} of ${count(at("unsolved"))} unsolved prompts that came again are newly solved (${share}); ${count(at("revisited"))} prompts came again.`,
+        summary: `Step ${at("step")}: ${count(at("rescued"))} of ${count(at("unsolved"))} revisited unsolved prompts are newly solved (${share}); ${count(at("revisited"))} prompts were revisited.`,
         option: {
           xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, minInterval: 1, name: "prompts" },
           series: [
@@ -107,7 +107,7 @@ function rescued(grid) {
           ],
         },
         body: el("ul", { class: "tags", "aria-label": "Newly solved prompts by the subsets that trained them" }, rows.map(([label, number]) => el("li", { class: "tag" }, `${named(label)}: ${count(number)}`))),
-        table: () => ({ caption: `Newly solved prompts at step ${at("step")}, by what trained them`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [named(label), count(number)]) }),
+        table: () => ({ caption: `Newly solved prompts at step ${at("step")}, by training subsets`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [named(label), count(number)]) }),
       };
     },
   });
@@ -152,8 +152,8 @@ function heldOut(grid) {
 function passAtK(grid) {
   return chartCard(grid, {
     title: "pass@k", id: "pass-at-k", height: 220,
-    note: "Share of the held-out prompts with a correct response among the k of a measurement. Accuracy that rises while pass@k does not is sharpening: the model repeats what it could already do.",
-    empty: "Measured with one response per prompt: set evaluation.num_samples to 2 or more.",
+    note: "Share of held-out prompts with at least one correct response in k samples. Accuracy that rises while pass@k does not is sharpening: the model only repeats what it could already solve.",
+    empty: "Evaluated with one response per prompt: set evaluation.num_samples to 2 or more.",
     draw({ held, steps, index, length }) {
       const known = held.filter((split) => split.num_samples > 1);
       if (!known.length) return null;

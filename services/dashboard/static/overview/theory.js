@@ -9,7 +9,7 @@ const BOUND = { origin: 0, groups: 1, gain: 2, theta: 3, current: 4, paper: 5, p
 
 function meter(grid, { title, note, prefix, id, limit, isBelow, y }) {
   return chartCard(grid, {
-    title, note, id, height: 220, empty: "Not measured: diagnostics.every is 0, or no step has been measured yet.",
+    title, note, id, height: 220, empty: "No data: diagnostics.every is 0, or no step has diagnostics yet.",
     draw({ steps, index, length, run }) {
       const known = ORIGINS.filter((name) => column(steps, `${prefix}_${name}`).some((value) => value !== null));
       if (!length || !known.length) return null;
@@ -34,8 +34,8 @@ function meter(grid, { title, note, prefix, id, limit, isBelow, y }) {
 function bound(grid) {
   return chartCard(grid, {
     title: "The bound of theorem 3.2", id: "bound", height: 220,
-    note: "The estimated right-hand side per subset: gain less penalties, as printed. Vacuous: not above 0 by more than its own noise, so the theorem promises no improvement of that step, which does not mean that there was none.",
-    empty: "No bound was estimated yet.",
+    note: "The estimated right-hand side per subset: gain minus penalties, as printed. Vacuous: not above 0 by more than its noise, so the theorem guarantees no improvement for that step, which does not mean that there was none.",
+    empty: "No bound has been estimated yet.",
     draw({ steps, index, length }) {
       const all = column(steps, "bounds").map((list) => list ?? []);
       if (!length || !all.some((list) => list.length)) return null;
@@ -65,8 +65,8 @@ function bound(grid) {
 function byAge(grid) {
   return chartCard(grid, {
     title: "Distance by age", id: "by-age", height: 220,
-    note: "Total variation per token of the chosen step, by subset and age: steps since sampling for X1 and X2, since the first use for X3.",
-    empty: "Not measured in the chosen step.",
+    note: "Total variation per token of the selected step, by subset and age: steps since sampling for X1 and X2, since the first use for X3.",
+    empty: "No diagnostics for the selected step.",
     draw({ steps, index, length }) {
       const cells = (length && column(steps, "cells")[index]) || [];
       if (!cells.length) return null;
@@ -88,7 +88,7 @@ function byAge(grid) {
 
 /** All cards of this file, in order. */
 export const theoryCards = (grid) => [
-  meter(grid, { title: "Total variation per token", id: "tv", prefix: "tv", limit: "tv_warn", note: "Between the policy that sampled and theta_t, mean of each subset; the dashed line is diagnostics.tv_warn." }),
+  meter(grid, { title: "Total variation per token", id: "tv", prefix: "tv", limit: "tv_warn", note: "Between the sampling policy and theta_t, mean of each subset; the dashed line is diagnostics.tv_warn." }),
   meter(grid, { title: "Effective sample size", id: "ess", prefix: "ess", limit: "ess_warn", isBelow: true, y: { max: 1 }, note: "As a share of the responses, under theta_t; the dashed line is diagnostics.ess_warn." }),
   bound(grid),
   byAge(grid),

@@ -50,8 +50,8 @@ function time(grid) {
 function queues(grid) {
   return chartCard(grid, {
     title: "Queues", id: "queues",
-    note: "What the buffer holds now; only a running run has queues.",
-    empty: "The buffer service of this run is not running or does not answer.",
+    note: "Current content of the buffer; only available while the run is active.",
+    empty: "The buffer service of this run is not running or does not respond.",
     draw({ live }) {
       if (!live) return null;
       const now = live.status;
@@ -76,8 +76,8 @@ function queues(grid) {
 function results(grid) {
   return chartCard(grid, {
     title: "Outcome of the groups", id: "results",
-    note: "Every group that the assembly of the chosen step read, by the rule that decided.",
-    empty: "The groups of this step are not known here.",
+    note: "Every group that batch assembly read for the selected step, by the rule that applied.",
+    empty: "No group data are available for this step.",
     draw({ steps, index, length, meanings }) {
       const found = (length && column(steps, "reasons")[index]) || {};
       const rows = Object.entries(found);

@@ -28,7 +28,7 @@ function mount(root, shell, here) {
       answer = await from.get("group", query());
     } catch (error) {
       if (!(error instanceof NotExported)) throw error;
-      body.replaceChildren(el("p", { class: "notice" }, "This exported file does not carry this group: it has those of the newest recorded steps. Open the run with ", el("code", {}, "bapo view RUN"), "."));
+      body.replaceChildren(el("p", { class: "notice" }, "This group is not included in the exported file, which contains those of the latest recorded steps. Open the run with ", el("code", {}, "bapo view RUN"), "."));
       return false;
     }
     if (answer.responses === null) return !answer.is_complete;
@@ -71,12 +71,12 @@ function mount(root, shell, here) {
 
   function noText(answer) {
     return el("div", { class: "notice", id: "no-text" },
-      el("p", {}, `The responses themselves are not kept: ${answer.why_no_text}.`),
+      el("p", {}, `The responses themselves are not available: ${answer.why_no_text}.`),
       el("p", {}, `Rewards: ${answer.rewards.map((reward) => decimal(reward)).join(", ")}`));
   }
 
   const textAlone = (answer) =>
-    el("p", { class: "soft", id: "text-alone" }, `Texts without numbers per token: ${answer.why_no_tokens}. j and k go from response to response.`);
+    el("p", { class: "soft", id: "text-alone" }, `Texts without per-token statistics: ${answer.why_no_tokens}. j and k move between responses.`);
 
   function controls(paint) {
     const place_of_legend = el("div", {}, legend(metric));
@@ -89,7 +89,7 @@ function mount(root, shell, here) {
           paint();
         } }), ` ${title}`));
     return el("fieldset", { class: "controls" }, el("legend", {}, "Token color"), radios, place_of_legend,
-      el("p", { class: "soft" }, "Point at a token to see its numbers. By keyboard: j and k go from response to response, the arrow keys from token to token."));
+      el("p", { class: "soft" }, "Hover over a token to see its statistics. Keyboard: j and k move between responses, the arrow keys between tokens."));
   }
 
   function responseCard(answer, response) {
@@ -108,7 +108,7 @@ function mount(root, shell, here) {
         el("dt", {}, "Extracted"), el("dd", { class: "extracted" }, response.extracted === null ? DASH : el("code", {}, visible(response.extracted))),
         el("dt", {}, "Tokens"), el("dd", {}, `${count(response.num_tokens)}${response.outcome === "graded" ? "" : `, ${response.outcome}`}`),
         el("dt", {}, "Version"), el("dd", {}, [...new Set(response.versions)].join(" to "))),
-      isTextAlone || response.entropy ? null : el("p", { class: "soft" }, "The loss did not need this response (advantage 0), so the learner computed no numbers for it."),
+      isTextAlone || response.entropy ? null : el("p", { class: "soft" }, "This response has advantage 0, so the learner computed no statistics for it."),
       holder, readout,
       response.is_cut ? el("button", { type: "button", class: "quiet more", onclick: () => { most = answer.most * MORE; following.now(); } }, `Show more: ${rest} not shown`) : null);
     const card = {

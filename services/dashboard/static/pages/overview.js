@@ -142,7 +142,7 @@ function tilesOf({ steps, index, length, run, held }) {
     ["Mean reward", decimal(reward), before === null ? `last ${plural(Math.min(WINDOW, index + 1), "step")}` : `${signed(reward - before)} over ${WINDOW} steps`, smooth(upTo("reward_mean"))],
     split
       ? [`Held-out ${split.split}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model` : "base model", held[0].accuracy.slice(0, split.index + 1)]
-      : ["Held-out accuracy", DASH, "not measured yet", null],
+      : ["Held-out accuracy", DASH, "not evaluated yet", null],
     ["Throughput", count(recent("tokens_per_s")), "trained tokens per second", smooth(upTo("tokens_per_s"))],
     ["Staleness, fresh", count(stale[index]), `steps, at most ${count(run.max_staleness)}`, upTo("staleness_x1_max")],
   ];
@@ -173,8 +173,8 @@ function noticesOf(known, { steps, index, length }) {
   if (known.problem) notice(`Some figures are missing: ${known.problem}.`);
   if (known.run && !known.length) {
     notice(length
-      ? "The records of this run are not available here: the page shows what the buffer knows of its batches."
-      : "No step has finished yet. The page updates when the first one has.");
+      ? "The records of this run are not available here: the page shows the buffer's data about its batches."
+      : "No step has finished yet. The page updates after the first one.");
   }
   if (known.run?.status === "failed") notice(`The run has failed: ${known.run.message || "see its logs"}.`, true);
   const warning = length && column(steps, "warning")[index];

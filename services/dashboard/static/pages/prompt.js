@@ -22,7 +22,7 @@ function mount(root, shell, here) {
 
   const rates = chartCard(grid, {
     title: "Pass rate by policy version", id: "pass-rate", wide: true,
-    note: "Share of correct responses of each group, at the policy version that sampled it. A reused group is drawn around the group that it reuses.",
+    note: "Share of correct responses of each group, at the policy version that sampled it. A reused group is drawn around its original group.",
     draw: ({ visits, c1 }) => visits.length ? {
       summary: summaryOf(visits),
       option: {
@@ -40,12 +40,12 @@ function mount(root, shell, here) {
     } : null,
   });
   const visits = chartCard(grid, {
-    title: "Every visit", id: "visits", wide: true, note: "A group of this prompt that the assembly of a step read, and the rule that decided.",
+    title: "Every visit", id: "visits", wide: true, note: "Groups of this prompt that batch assembly read, and the rule that applied.",
     draw: (answer) => answer.visits.length ? { body: visitTable(answer) } : null,
   });
   const tables = chartCard(grid, {
     title: "Buffer changes", id: "transitions", wide: true, note: "When the prompt entered and left B_bad and B_high, from a replay of the records (docs/monitoring.md).",
-    empty: "It never entered B_bad or B_high.",
+    empty: "This prompt never entered B_bad or B_high.",
     draw: (answer) => answer.transitions.length ? { body: scrolled("Changes of the buffers", table({
       header: ["Step", "Buffer", "Change", "Reason"], numeric: [],
       rows: answer.transitions.map((event) => [String(event.step), TABLES[event.table], event.change, event.why]),
@@ -83,7 +83,7 @@ function mount(root, shell, here) {
       answer = await source.get("prompt", { id });
     } catch (error) {
       if (!(error instanceof NotExported)) throw error;
-      notices.replaceChildren(el("p", { class: "notice" }, "This exported file does not carry this prompt: it has the 300 that were read last. Open the run with ", el("code", {}, "bapo view RUN"), "."));
+      notices.replaceChildren(el("p", { class: "notice" }, "This prompt is not included in the exported file, which contains the 300 most recently read. Open the run with ", el("code", {}, "bapo view RUN"), "."));
       return false;
     }
     const key = JSON.stringify([answer.generation, answer.visits.length, answer.transitions.length, answer.differs]);

@@ -55,10 +55,10 @@ function mount(root, shell, here) {
     if (!changed(["search", text, answer.hits, answer.has_all, answer.taken, answer.recorded])) return !answer.is_whole || !answer.is_complete;
     shell.announce(`${answer.hits.length} found`);
     const notes = [
-      answer.is_exported ? "Of an exported file only the ids of the prompts that it carries are searched." : `Texts of ${count(answer.taken)} of ${plural(answer.recorded, "recorded step")} are searched.`,
-      answer.has_all ? null : "There are more; write more of it.",
-      !answer.is_exported && !answer.recorded ? "This run has no token records, so only ids are found: diagnostics.token_records switches them on." : null,
-      answer.is_full ? "The index is full: texts of later steps are not in it." : null,
+      answer.is_exported ? "In an exported file only the ids of the included prompts are searched." : `Texts of ${count(answer.taken)} of ${plural(answer.recorded, "recorded step")} are searched.`,
+      answer.has_all ? null : "There are more matches; refine the search.",
+      !answer.is_exported && !answer.recorded ? "This run has no token records, so only ids are searched: set diagnostics.token_records to record them." : null,
+      answer.is_full ? "The index is full: texts of later steps are not included." : null,
     ];
     results.replaceChildren(
       el("p", { role: "status" }, `${answer.hits.length}${answer.has_all ? "" : " newest"} found. `, notes.filter(Boolean).join(" ")),
@@ -92,7 +92,7 @@ function mount(root, shell, here) {
     results.replaceChildren(
       el("p", { role: "status" }, plural(answer.total, "prompt"), cell ? ` that had ${query.first ?? "any number"} of ${size} correct at the first fresh visit and ${query.last ?? "any number"} at the last${query.until ? ` up to step ${query.until}` : ""}. ` : ". ",
         cell ? el("a", { href: shell.linkTo("prompts") }, "All prompts") : ""),
-      query.table && answer.differs ? el("p", { class: "notice" }, `What is in the buffers is not known: ${answer.differs}.`) : "",
+      query.table && answer.differs ? el("p", { class: "notice" }, `The content of the buffers is unknown: ${answer.differs}.`) : "",
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Prompts" }, table({
         header: ["Prompt", "First", "Last", "Visits", "Trained", "First step", "Last step"],
         rows: answer.prompts.map((p) => [el("a", { href: shell.linkTo("prompt", [p.id]) }, el("code", {}, visible(p.id))), k(p.first), k(p.last), ...[p.visits, p.trained, p.first_step, p.last_step].map(count)]),
