@@ -186,7 +186,7 @@ class DatasetTask:
             if is_file(source) and not Path(source).is_file()
         ]
         if missing:
-            raise ConfigError(f"dataset file {', '.join(missing)} does not exist (searched in {Path.cwd()})")
+            raise ConfigError(f"dataset file {', '.join(missing)} not found (in {Path.cwd()})")
 
 
 def make_task(

@@ -57,8 +57,8 @@ def call_with(function: Callable[..., Any], given: Mapping[str, Any], columns: M
     missing = [p.name for p in parameters if p.name in named - arguments.keys() and p.default is p.empty]
     if missing:
         raise TypeError(
-            f"it needs {', '.join(map(repr, missing))}, and there is no such column; there are "
-            f"{', '.join(columns) or 'none'}. Name more in task.options.extra_columns (bapo reward test: --columns)"
+            f"it requires {', '.join(map(repr, missing))}, but the columns are "
+            f"{', '.join(columns) or 'none'}. Add columns to task.options.extra_columns (bapo reward test: --columns)"
         )
     return function(**(arguments if takes_all else {name: arguments[name] for name in arguments if name in named}))
 

@@ -64,7 +64,7 @@ def inspect_run(run: PlannedRun) -> StudyRun:
         return StudyRun(run=run, state=State.FINISHED, step=step)
     # A status like `running` of a process that is gone was true until it was killed.
     before = "" if not fields else str(fields.get("status", "killed"))
-    before = before if before in ("failed", "interrupted") else "cut off" if fields else ""
+    before = before if before in ("failed", "interrupted") else "killed" if fields else ""
     return StudyRun(run=run, state=State.RESUME if step else State.RESTART, step=step, before=before)
 
 
