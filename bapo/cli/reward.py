@@ -19,6 +19,7 @@ from bapo.core.types import Prompt
 from bapo.tasks.dataset import Columns, is_file
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
+from bapo.tasks.rewards import reward_columns
 
 SHOWN = 5
 """Problems that are printed; `--json` has all."""
@@ -40,7 +41,7 @@ def try_out(
     gold_format: Annotated[str, typer.Option(help="Format of a correct response.")] = "{answer}",
     prompt_column: Annotated[str, typer.Option(help="Dots step into nested columns.")] = "prompt",
     answer_column: Annotated[str | None, typer.Option(help="Default: recognized by the layout.")] = None,
-    columns: Annotated[str, typer.Option(help="Further columns that the reward reads: level,nums.")] = "",
+    columns: Annotated[str, typer.Option(help="Further columns that prompt.answer has: level,nums.")] = "",
     reward_range: Annotated[
         tuple[float, float], typer.Option(metavar="LOW HIGH", help="Lowest and highest reward: -1 1 for verl's DAPO.")
     ] = (0.0, 1.0),
@@ -65,7 +66,7 @@ def try_out(
         raise ConfigError(f"--gold-format {gold_format!r} must have the field {{answer}}")
     trial, extra = Trial(), tuple(name for name in columns.split(",") if name)
     with waiting(f"loading {data} from the Hugging Face Hub") if not is_file(data) else nullcontext():
-        prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
+        prompts = read_prompts(data, _columns(reward, prompt_column, answer_column, extra), rows, trial)
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
     if not prompts:
@@ -83,8 +84,16 @@ def try_out(
     raise typer.Exit(0 if is_fit else 1)
 
 
-def _columns(prompt: str, answer: str | None, extra: tuple[str, ...]) -> Columns:
-    return Columns(prompt=prompt, answer=answer, extra=extra, message_format=None, tokenizer=None, chat_options={})
+def _columns(reward: str, prompt: str, answer: str | None, extra: tuple[str, ...]) -> Columns:
+    return Columns(
+        prompt=prompt,
+        answer=answer,
+        extra=extra,
+        message_format=None,
+        tokenizer=None,
+        chat_options={},
+        for_reward=reward_columns(reward),
+    )
 
 
 def _graders(reward: str, reward_range: tuple[float, float], timeout_s: float) -> GraderPool:

@@ -24,7 +24,8 @@ from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import MESSAGES, ROW, make_prompt
 from bapo.tasks.chat import CHAT_DATE, Render, chat_template
-from bapo.tasks.rewards import Reward, load_reward
+from bapo.tasks.rewards import Reward, load_reward, reward_columns
+from bapo.tasks.user_functions import ALL
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Columns:
     tokenizer: str | None
     """Folder or Hub id whose chat template writes conversations."""
     chat_options: Mapping[str, Any]
+    for_reward: frozenset[str] = frozenset()
+    """Columns that the reward asks for, ALL for every one; no part of the prompt's identity."""
     chat_date: str = CHAT_DATE
     question_format: str = QUESTION
     chat: bool = False
@@ -183,6 +186,7 @@ def make_task(
     reward: str | None = None,
     gold_format: str | None = None,
     expert_column: str | None = None,
+    graded_by: str | None = None,
 ) -> DatasetTask:
     """The task with its options, as the `[task.options]` table gives them.
 
@@ -191,8 +195,9 @@ def make_task(
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
         prompt_column, answer_column: dots step into nested columns; the answer column is recognized by default.
-        extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
-            is the prompt's difficulty for selectors that go from easy to hard.
+        extra_columns: further columns that the reward finds in `prompt.answer`, by name. Those that a function of
+            columns takes by name or by `**kwargs` are there without it. A column `level` of numbers is the prompt's
+            difficulty for selectors that go from easy to hard.
         message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
@@ -206,6 +211,7 @@ def make_task(
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
+        graded_by: `[task] reward`, which replaces `reward`; filled in by itself.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
     held_out = held_out or {}
@@ -228,6 +234,7 @@ def make_task(
         question_format=question_format,
         chat=chat,
         system_prompt=system_prompt,
+        for_reward=reward_columns(name) if (name := graded_by or reward) else frozenset(),
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
@@ -262,7 +269,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
-    extra = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
+    extra = dict(_for_reward(row, columns))
+    extra |= {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
     if not row.has(columns.prompt):
         raise ConfigError(
             f"{row.where}: column {columns.prompt!r} is missing or null; the row has {list(row.values)}. "
@@ -286,6 +294,13 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
         return make_prompt(NAME, text, answer, extra=extra | {ROW: row.where})
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
+
+
+def _for_reward(row: Row, columns: Columns) -> Iterator[tuple[str, Any]]:
+    """The columns that the reward asks for; of those that it does not name, the ones that are JSON values."""
+    for name, value in row.values.items():
+        if name != columns.prompt and (name in columns.for_reward or (ALL in columns.for_reward and _is_json(value))):
+            yield name, value
 
 
 class Conversations:
@@ -331,6 +346,14 @@ class Conversations:
                 f"task.options.message_format {form!r} cannot be filled: {error!r}; "
                 "it has the fields {role} and {content}"
             ) from error
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_json(row: Row, answer: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ def main(flags: Flags) -> None:
     """Wait for the buffer, then measure what is due until the last weights are measured."""
     config = flags.config
     telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
     flags.run.write_port(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -42,8 +41,6 @@ class Data:
     """Whether prompts are text, not lists of messages."""
     num_rows: int | None = None
     """Up to a batch; None: not read."""
-    extra_columns: tuple[str, ...] = ()
-    """Further columns; after the reward is known, those that it names."""
 
 
 def init(
@@ -85,7 +82,6 @@ def init(
     found = inspect_data(data, prompt_column, answer_column)
     if reward is not None:
         _check_reward(reward)
-        found = replace(found, extra_columns=_columns_named_by(reward, found.extra_columns))
     text = run_toml(model, data, reward, held_out, preset, found, output)
     with storing(output):
         replace_file(output, text.encode())
@@ -119,7 +115,6 @@ def inspect_data(source: str, prompt_column: str | None, answer_column: str | No
         answer_column=None if answer in known and answer_column is None else answer,
         is_text=isinstance(rows[0].get(prompt), str),
         num_rows=len(rows),
-        extra_columns=tuple(name for name in rows[0].values if name not in (prompt, answer)),
     )
 
 
@@ -147,18 +142,6 @@ def _check_reward(reward: str) -> None:
     """Load it in a process of its own, as a run does. Raises: ConfigError."""
     with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)):
         pass
-
-
-def _columns_named_by(reward: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns that are arguments of the reward function, from its source: user code is not imported here."""
-    place, _, function = reward.removeprefix("trl:").rpartition(":")
-    if not place.endswith(".py"):
-        return ()
-    for node in ast.walk(ast.parse(Path(place).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
-            named = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
-            return tuple(column for column in columns if column in named)
-    return ()
 
 
 def run_toml(
@@ -214,8 +197,6 @@ def _task_options(model: str, data: str, held_out: str | None, found: Data) -> I
         yield f"prompt_column = {_toml(found.prompt_column)}"
     if found.answer_column:
         yield f"answer_column = {_toml(found.answer_column)}"
-    if found.extra_columns:
-        yield f"extra_columns = [{', '.join(map(_toml, found.extra_columns))}]"
     if found.is_text and _has_chat_template(model):
         yield "chat = true"
 
@@ -234,7 +215,7 @@ def _columns(found: Data) -> str:
     """Options of `bapo reward test` for columns that it would not find."""
     prompt = f" --prompt-column {found.prompt_column}" if found.prompt_column != "prompt" else ""
     answer = f" --answer-column {found.answer_column}" if found.answer_column else ""
-    return prompt + answer + (f" --columns {','.join(found.extra_columns)}" if found.extra_columns else "")
+    return prompt + answer
 
 
 def _toml(text: str) -> str:

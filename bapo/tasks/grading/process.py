@@ -31,7 +31,7 @@ from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.process import watch_parent
-from bapo.tasks.base import GradesGroups, LoadsReward, Task
+from bapo.tasks.base import ROW, GradesGroups, LoadsReward, Task
 from bapo.tasks.registry import expert_of, load_task, with_reward
 from bapo.tasks.rewards import load_reward
 from bapo.tasks.user_functions import place_of
@@ -67,7 +67,15 @@ def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[floa
     try:
         return _checked(_rewards_of(task, prompt, texts), texts, reward_range)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
-        return {"failed": f"raised {_told(error)}{place_of(error)} {shown}"}
+        return {"failed": f"raised {_told(error)}{place_of(error)} {shown}{_hint(error, prompt)}"}
+
+
+def _hint(error: Exception, prompt: Prompt) -> str:
+    """What helps a function that looks for a column which the prompts do not carry."""
+    name = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if ROW not in prompt.answer or not isinstance(name, str) or name in prompt.answer:
+        return ""
+    return f"; for a column {name!r} of the data, set task.options.extra_columns (bapo reward test: --columns {name})"
 
 
 def _rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:

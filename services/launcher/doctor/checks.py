@@ -241,7 +241,7 @@ def model_files(config: Config) -> Check:
 def data(config: Config) -> Check:
     """The task loads, and its training split fills a batch."""
     try:
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
         num_train = len(task.prompts("train"))
         held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)
     except BapoError as error:

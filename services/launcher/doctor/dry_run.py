@@ -100,7 +100,8 @@ def data_and_first_row(config: Config) -> list[Check]:
     if check.status == "fail":
         return [check]
     try:
-        first = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")[0]
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+        first = task.prompts("train")[0]
     except BapoError as error:  # a file that changes meanwhile
         return [Check(name="data", status="fail", detail=str(error))]
     answer = ", ".join(f"{key} {value!r}" for key, value in first.answer.items() if key in ("answer", "target"))
