@@ -19,10 +19,10 @@ from bapo.core.types import Prompt
 from bapo.tasks.dataset import Columns, is_file
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
-from bapo.tasks.rewards import reward_columns
+from bapo.tasks.rewards import grades_groups, reward_columns
 
 SHOWN = 5
-"""Problems that are printed; `--json` has all."""
+"""Different problems that are printed; `--json` has all, row by row."""
 
 app = group("Test a reward function on your data before you train with it.")
 
@@ -70,9 +70,10 @@ def try_out(
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
     if not prompts:
-        raise ConfigError(f"no row of {data} can be used: {trial.problems[0]}")
+        raise ConfigError(f"no row of {data} can be used: {': '.join(trial.problems[0])}")
     with closing(_graders(reward, reward_range, timeout_s)) as graders:
-        progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial)
+        copies = 2 if grades_groups(reward) else 1
+        progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial, copies=copies)
         for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):
             pass
     grades_others = trial.others_failed <= (1.0 - min_accuracy) * trial.others_tried
@@ -126,7 +127,7 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
         "mean_s": trial.total_s / max(1, sum(trial.results.values())),
         "slowest_s": trial.slowest_s,
         "slowest": trial.slowest,
-        "problems": trial.problems,
+        "problems": [f"{where}: {what}" for where, what in trial.problems],
     }
 
 
@@ -142,10 +143,13 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
     say(f"other answers rewarded 1  {trial.others_right} of {trial.others_tried}{failed}")
     mean_s = trial.total_s / max(1, graded)
     say(f"seconds per response      {mean_s:.3f}, slowest {trial.slowest_s:.3f} ({trial.slowest})")
-    for problem in trial.problems[:SHOWN]:
-        say(f"- {problem}")
-    if len(trial.problems) > SHOWN:
-        say(f"- and {len(trial.problems) - SHOWN} more: --json shows all")
+    rows: dict[str, list[str]] = {}
+    for where, what in trial.problems:
+        rows.setdefault(what, []).append(where)
+    for what, places in list(rows.items())[:SHOWN]:
+        say(f"- {len(places)} rows: {what}; first: {places[0]}" if len(places) > 1 else f"- {places[0]}: {what}")
+    if len(rows) > SHOWN:
+        say(f"- and {len(rows) - SHOWN} other problems: --json shows all")
     if is_fit:
         say("fit for training")
     elif _says_yes_to_all(trial):

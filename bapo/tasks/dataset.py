@@ -377,6 +377,10 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
 """Native, verl, SkyRL, TRL: the first that a row has is taken; with the columns that the layout's rewards ask for."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
+CONVERT_CSV = (
+    '. Convert it: python -c "import csv, json; [print(json.dumps(row)) for row in '
+    "csv.DictReader(open('{source}'))]\" > {stem}.jsonl"
+)
 MOST_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64
 """Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
@@ -432,7 +436,10 @@ def is_file(source: str) -> bool:
     if path.suffix in _READERS:
         return True
     if _HUB_ID.fullmatch(source) is None or path.exists() or path.suffix in _OTHER_FILES:
-        raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
+        advice = CONVERT_CSV.format(source=source, stem=path.stem) if path.suffix == ".csv" else ""
+        raise ConfigError(
+            f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split{advice}"
+        )
     return False
 
 

@@ -46,6 +46,11 @@ def reward_columns(name: str) -> frozenset[str]:
     return columns_asked(function, dots=adapter != DEFAULT_ADAPTER)
 
 
+def grades_groups(name: str) -> bool:
+    """Whether the function of that name is called with all responses to a prompt together."""
+    return bool(getattr(plugin(ADAPTERS, _adapter(name)[0]), "GRADES_GROUPS", False))
+
+
 def _adapter(name: str) -> tuple[str, str]:
     """Whose function it is, and the function's own name."""
     prefix, _, rest = name.partition(":")

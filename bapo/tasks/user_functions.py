@@ -14,6 +14,7 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import bapo
 from bapo.core.errors import ConfigError, did_you_mean
 
 ALL = "*"
@@ -102,9 +104,10 @@ def settled(found: Sequence[Any]) -> list[Any]:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when nothing ran."""
+    """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when only ours ran."""
     # Python's own frames follow a failed import.
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    ours = ("<frozen", f"{Path(bapo.__file__).parent}{os.sep}")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
 

@@ -68,7 +68,7 @@ def test_init_overwrites_only_by_force(folder: Path) -> None:
     [
         (["--model", "nowhere"], "there is no folder nowhere, and it is not a Hugging Face id"),
         (["--data", "none.jsonl"], "none.jsonl does not exist"),
-        (["--data", "train.csv"], "neither a .parquet or .jsonl file"),
+        (["--data", "train.csv"], "csv.DictReader(open('train.csv'))]\" > train.jsonl"),
         (["--preset", "bapp"], "did you mean 'bapo'"),
         (["--prompt-column", "questoin"], "no column 'questoin' (did you mean 'question'?); name it with"),
     ],

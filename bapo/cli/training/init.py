@@ -12,15 +12,17 @@ from typing import Annotated
 
 import typer
 
-from bapo.cli.arguments import waiting
+from bapo.cli.arguments import say, waiting
 from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
-from bapo.tasks.dataset import ANSWER_COLUMNS, Row, is_file, read_rows
+from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, Row, is_file, read_rows
 from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.grading.trial import try_first
+from bapo.tasks.registry import load_task
 
 BATCH_SIZE = 32
 """Prompts per step, unless the data has fewer."""
@@ -66,8 +68,8 @@ def init(
 ) -> None:
     """Write a commented run.toml for your model, data and reward.
 
-    It checks that model, data and reward can be loaded, and sets the dozen settings that most runs change; the preset
-    has the others.
+    It checks that model, data and reward can be loaded, grades the correct answer of the first row, and sets the dozen
+    settings that most runs change; the preset has the others.
 
     Examples:
 
@@ -80,8 +82,9 @@ def init(
         raise ConfigError(f"{output} exists; overwrite it with --force, or name another file with --output FILE")
     _check_model(model)
     found = inspect_data(data, prompt_column, answer_column)
+    trouble = ""
     if reward is not None:
-        _check_reward(reward)
+        trouble = _reward_trouble(reward, data, found)
     text = run_toml(model, data, reward, held_out, preset, found, output)
     with storing(output):
         replace_file(output, text.encode())
@@ -95,6 +98,8 @@ def init(
         + (f"         bapo reward test {reward} --data {data}{_columns(found)}\n" if reward else "")
         + f"  start  bapo train {output}"
     )
+    if trouble:
+        say(f"warning: {trouble}")
 
 
 def inspect_data(source: str, prompt_column: str | None, answer_column: str | None) -> Data:
@@ -138,10 +143,16 @@ def _check_model(model: str) -> None:
         raise ConfigError(f"--model: there is no folder {model}, and it is not a Hugging Face id like owner/name")
 
 
-def _check_reward(reward: str) -> None:
-    """Load it in a process of its own, as a run does. Raises: ConfigError."""
-    with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)):
-        pass
+def _reward_trouble(reward: str, data: str, found: Data) -> str:
+    """What the reward does with the correct answer of the first row, unless it gives 1; graded as in a run.
+
+    Raises: ConfigError when it cannot be loaded, or the data cannot be read.
+    """
+    with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)) as graders:
+        if not is_file(data):
+            return ""  # not downloaded here
+        options = {"path": data, "prompt_column": found.prompt_column, "answer_column": found.answer_column}
+        return try_first(graders, load_task(NAME, options, reward=reward))[1]
 
 
 def run_toml(

@@ -63,7 +63,7 @@ def read_frame(file: BinaryIO) -> dict[str, Any] | None:
 
 def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
     """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
-    shown = f"(on the response {texts[0][:200]!r})" if len(texts) == 1 else f"(on {len(texts)} responses)"
+    shown = f"(on the response {texts[0][:200]!r})" if len(set(texts)) == 1 else f"(on {len(texts)} responses)"
     try:
         return _checked(_rewards_of(task, prompt, texts), texts, reward_range)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
