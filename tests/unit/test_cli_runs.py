@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from bapo.cli.app import app
 from bapo.cli.running.runs import state_of
 from bapo.config.load import dump_toml, load_config
+from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.logs import LogFollower
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.run_rows import make_evaluation, make_row
@@ -113,6 +114,13 @@ def test_runs_lists_step_accuracy_and_page_and_survives_a_damaged_run(folder: Pa
     for cell in ("outputs/live", "running", "4/9", "25.0 %", url):
         assert cell in text
     assert "there is no folder nowhere" in refused("runs", "nowhere")
+
+
+def test_status_of_a_live_run_says_where_the_token_of_its_page_is(folder: Path) -> None:
+    run = make_run("outputs/live", status="running", pid=os.getpid(), addresses={"dashboard_url": "http://here"})
+    assert "token" not in CliRunner().invoke(app, ["status", "latest"]).stdout
+    set_of_run(run.path).create()
+    assert "outputs/live/tokens/operator/token (the page asks" in CliRunner().invoke(app, ["status", "latest"]).stdout
 
 
 def test_status_of_a_stopped_run_says_how_to_resume_it(folder: Path) -> None:

@@ -17,6 +17,8 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import RunConfig
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
+from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import pace_s
 
@@ -164,6 +166,9 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     if state.state in ("running", "starting"):
         for name, address in sorted((fields.get("addresses") or {}).items()):
             yield {"dashboard_url": "page", "buffer_url": "buffer", "rollout_url": "workers"}.get(name, name), address
+        token = set_of_run(run.path).path_of(Role.OPERATOR)
+        if config.security.tokens != "off" and token.exists():
+            yield "token", f"{token} (the page asks for it; bapo view {run.path} needs none)"
         yield "processes", ", ".join(fields.get("processes") or {}) or "starting"
     yield "next", _next(run, state)
 
