@@ -184,6 +184,13 @@ def default_ports() -> dict[str, int]:
     }
 
 
+def test_free_ports_are_those_that_no_override_names() -> None:
+    config = load_named(["deploy/configs/smoke.toml", "--buffer.port", "8800"], free_ports=True).model_dump()
+    assert {name: config[name]["port"] for name in default_ports()} == dict.fromkeys(default_ports(), 0) | {
+        "buffer": 8800
+    }
+
+
 def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
     from services.dashboard import view as server
 
