@@ -28,6 +28,8 @@ BATCH_SIZE = 32
 """Prompts per step, unless the data has fewer."""
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "final_answer", "response", "output")
+REWARD_CALLS = {"trl": "called with all responses to a prompt"}
+"""Prefix of a reward -> when it is called; the others: for each response."""
 CHAT_NAMES = ("instruct", "chat", "-it")
 """Parts of the names of models that have a chat template."""
 
@@ -178,7 +180,11 @@ def run_toml(
         "[task]",
         'name = "dataset"',
         f"options = {{ {', '.join(_task_options(model, data, held_out, found))} }}",
-        *([(f"reward = {_toml(reward)}", "called with each prompt and response")] if reward else []),
+        *(
+            [(f"reward = {_toml(reward)}", REWARD_CALLS.get(reward.partition(":")[0], "called with each response"))]
+            if reward
+            else []
+        ),
         "",
         "[algorithm]",
         (f"batch_size = {batch_size}", "prompts per step"),
@@ -193,6 +199,9 @@ def run_toml(
         "[learner]",
         ("lr = 1e-6", "small models take more: 1e-5 to 1e-4"),
         (f"minibatch_size = {max(1, batch_size // 2)}", "prompts per update"),
+        "",
+        "[checkpoint]",
+        ("every = 10", "steps between checkpoints: what a stopped run repeats at most"),
         "",
         "[evaluation]",
         ("every = 10", "steps between evaluations" if held_out else "needs held_out data: see [task] options"),
