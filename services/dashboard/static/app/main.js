@@ -126,7 +126,7 @@ function askForToken(message) {
     input,
     el("button", { type: "submit" }, "Show the run"),
   );
-  if (source.needsToken) { // nothing behind it would ever load
+  if (source.needsToken) { // the figures would never load
     shown?.view.unmount();
     shown = null;
     content.replaceChildren();
