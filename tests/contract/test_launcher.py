@@ -34,7 +34,7 @@ def taken_port() -> Iterator[int]:
 
 
 def test_the_ports_of_another_run_are_one_sentence_that_names_it(tmp_path: Path, taken_port: int) -> None:
-    config = make_config(tmp_path, learner={"port": taken_port, "minibatch_size": 2})
+    config = make_config(tmp_path, learner={"port": taken_port, "minibatch_size": 2}, run={"root": str(tmp_path)})
     other = RunDirectory.create(Path(config.run.root) / "first", dump_toml(config))
     other.update_run(status="running", pid=os.getpid())
     with pytest.raises(
