@@ -50,7 +50,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 _RUN = typer.Argument(
-    metavar="RUN", help="A run directory, such as outputs/demo-001, or latest.", autocompletion=complete_run
+    metavar="RUN", help="A run directory, such as outputs/demo-001 or demo-001, or latest.", autocompletion=complete_run
 )
 Run = Annotated[str, _RUN]
 """Of commands that change a run, or need another argument: named, never guessed."""
@@ -111,9 +111,14 @@ def open_run(run: str) -> RunDirectory:
 
 
 def run_path(run: str) -> str:
-    """The path as it is; of `latest` that of the run in outputs/ that was written to last. Raises: ConfigError."""
+    """The path as it is, or in outputs/ when only a run there has this name; of `latest` that of the run in outputs/
+    that was written to last.
+
+    Raises: ConfigError.
+    """
     if run != LATEST:
-        return run
+        below = Path(RunConfig().root) / run
+        return str(below) if not Path(run).exists() and (below / "config.toml").is_file() else run
     configs = sorted(Path(RunConfig().root).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not configs:
         raise ConfigError(f"there is no run in {RunConfig().root}; write the path of a run directory")

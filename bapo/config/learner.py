@@ -11,7 +11,7 @@ from bapo.config.rollout import GpuIndices
 
 
 class LearnerConfig(Frozen):
-    """Optimisation."""
+    """Optimization."""
 
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate of AdamW."""

@@ -1,4 +1,4 @@
-"""What the learner minimises: the policy loss, the rewards that make its advantages, the critic, and cross-entropy.
+"""What the learner minimizes: the policy loss, the rewards that make its advantages, the critic, and cross-entropy.
 
 `docs/methods.md` says which method is which of these settings.
 """
@@ -28,7 +28,7 @@ class LossConfig(Frozen):
     name: LossName = "ppo"
     """The surrogate: a file of `learner/losses` (docs/methods.md)."""
     ratio_mode: Literal["direct", "official", "decoupled"] = "decoupled"
-    """Which policy the trust region is centred on (docs/paper.md, Decisions)."""
+    """Which policy the trust region is centered on (docs/paper.md, Decisions)."""
     clip_low: float | None = Field(0.2, ge=0)
     """The ratio is clipped at 1 - clip_low; null: not from below (`ppo`, `cispo`, `luffy`). For `dppo` a difference of
     probabilities. `kimi` and `balanced_clip` do not use it."""
@@ -41,14 +41,15 @@ class LossConfig(Frozen):
     advantage: Literal["group", "gae"] = "group"
     """Baseline: the responses to the same prompt (eq. 2), or a critic (section `critic`)."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
-    """Normalisation of eq. 2."""
+    """Normalization of eq. 2: `pop_var` by the population variance, `std_ddof1` by the sample deviation (verl, TRL),
+    `center` not at all (Dr. GRPO)."""
     advantage_eps: float = Field(1e-6, ge=0)
     """Smoothing of eq. 2."""
     advantage_pool: Literal["mixed", "split", "on_policy"] = "mixed"
     """Whose rewards make mean and deviation: all rows of the entry; fresh and other rows apart (RePO); or the fresh
     rows for all (LUFFY's option)."""
     advantage_batch_norm: bool = False
-    """Normalise once more over all tokens of the batch (AReaL)."""
+    """Normalize once more over all tokens of the batch (AReaL)."""
     importance_level: Literal["none", "token", "sequence", "geometric"] = "token"
     """Over what anchor / alpha is taken: each token, the product over a response, or its geometric mean."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
@@ -122,7 +123,7 @@ class LossConfig(Frozen):
             )
         if self.name in ("geppo_add", "geppo_mul", "kimi") and self.ratio_mode == "direct":
             raise ValueError(
-                f"name = {self.name} is centred on pi_theta_t, which ratio_mode = direct does not evaluate; "
+                f"name = {self.name} is centered on pi_theta_t, which ratio_mode = direct does not evaluate; "
                 "write ratio_mode = decoupled"
             )
         if self.name == "dppo" and self.ratio_mode != "direct":
@@ -242,7 +243,7 @@ class CriticConfig(Frozen):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    """lambda of generalised advantage estimation; 1: the return less the value."""
+    """lambda of generalized advantage estimation; 1: the return less the value."""
     value_clip: float = Field(0.5, gt=0)
     """How far the value may leave that of the step's beginning before the loss takes the worse of both."""
     grad_clip: float = Field(1.0, gt=0)

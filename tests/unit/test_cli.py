@@ -229,4 +229,5 @@ def test_latest_is_the_run_that_was_written_to_last(tmp_path: Path, monkeypatch:
         RunDirectory.create(Path("outputs") / name, ANY_PORT).update_run(status="running")
         os.utime(Path("outputs") / name / "run.json", (1000 - seconds, 1000 - seconds))
     assert "run outputs/new does not answer" in str(refusal("scale", "latest", "2"))
+    assert "run outputs/new does not answer" in str(refusal("scale", "new", "2"))  # a bare name is below outputs
     assert "run outputs/old does not answer" in str(refusal("scale", "outputs/old", "2"))

@@ -337,7 +337,7 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         "Accuracy in percent after training, with the 95 % interval over seeds and prompts (crossed; with one seed "
         "over prompts alone). Rollouts: responses sampled for training, fresh and re-evaluated. Type: on-policy when "
         "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
-        "steps between sampling and training, of what one item of a batch trains the oldest."
+        "steps between sampling and training of the groups of a batch; responses of several ages count as the oldest."
     )
     return Table(
         key="table-1",
