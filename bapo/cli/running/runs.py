@@ -143,7 +143,7 @@ def _row(run: RunState) -> dict[str, Any]:
         "run": run.path,
         "state": run.state,
         "step": f"{run.step}/{run.num_steps}" if run.num_steps else None,
-        "held-out": "\n".join(f"{split} {percent(value)}" for split, value in run.accuracies.items()) or None,
+        "held-out": ", ".join(f"{split} {percent(value)}" for split, value in run.accuracies.items()) or None,
         "page": run.page,
         "updated": f"{duration(time.time() - run.updated_at)} ago" if run.updated_at else None,
     }
