@@ -315,7 +315,7 @@ class Worker:
 
 def _prompts_to_check(config: Config) -> list[str]:
     """Prompt texts, evenly spaced over every split of the task."""
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
     texts: list[str] = []
     for split in ("train", *task.held_out_splits):
         prompts = task.prompts(split)

@@ -24,7 +24,8 @@ from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import MESSAGES, ROW, make_prompt
 from bapo.tasks.chat import CHAT_DATE, Render, chat_template
-from bapo.tasks.rewards import Reward, load_reward
+from bapo.tasks.rewards import Reward, load_reward, reward_columns
+from bapo.tasks.user_functions import ALL
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Columns:
     tokenizer: str | None
     """Directory or Hub id with the chat template."""
     chat_options: Mapping[str, Any]
+    for_reward: frozenset[str] = frozenset()
+    """Columns that the reward asks for, ALL for every one; no part of the prompt's identity."""
     chat_date: str = CHAT_DATE
     question_format: str = QUESTION
     chat: bool = False
@@ -207,6 +210,7 @@ def make_task(
     gold_format: str | None = None,
     expert_column: str | None = None,
     origins: Mapping[str, str] | None = None,
+    graded_by: str | None = None,
 ) -> DatasetTask:
     """Create the task from the `[task.options]` table.
 
@@ -215,8 +219,9 @@ def make_task(
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
         prompt_column, answer_column: dots step into nested columns; by default each file's own are recognized.
-        extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
-            is the prompt's difficulty for selectors that go from easy to hard.
+        extra_columns: further columns that the reward finds in `prompt.answer`, by name. Those that a function of
+            columns takes by name or by `**kwargs` are there without it. A column `level` of numbers is the prompt's
+            difficulty for selectors that go from easy to hard.
         message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
@@ -231,6 +236,7 @@ def make_task(
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
         origins: name of a split -> where its file comes from, for the message when it is not there.
+        graded_by: `[task] reward`, which replaces `reward`; set by `load_task`.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
     held_out = held_out or {}
@@ -253,6 +259,7 @@ def make_task(
         question_format=question_format,
         chat=chat,
         system_prompt=system_prompt,
+        for_reward=reward_columns(name) if (name := graded_by or reward) else frozenset(),
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
@@ -288,7 +295,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
-    extra = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
+    extra = dict(_for_reward(row, columns))
+    extra |= {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
     if not row.has(asked):
         raise ConfigError(
             f"{row.where}: column {asked!r} is missing or null; the row has {list(row.values)}. "
@@ -312,6 +320,13 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
         return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where})
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
+
+
+def _for_reward(row: Row, columns: Columns) -> Iterator[tuple[str, Any]]:
+    """The columns that the reward asks for; of those that it does not name, the ones that are JSON values."""
+    for name, value in row.values.items():
+        if name != columns.prompt and (name in columns.for_reward or (ALL in columns.for_reward and _is_json(value))):
+            yield name, value
 
 
 class Conversations:
@@ -359,6 +374,14 @@ class Conversations:
             ) from error
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
     """A prompt travels as JSON values, and its id is the hash of its JSON."""
     try:
@@ -391,6 +414,10 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "inpu
 """The first that a row has is taken."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
+CONVERT_CSV = (
+    '. Convert it: python -c "import csv, json; [print(json.dumps(row)) for row in '
+    "csv.DictReader(open('{source}'))]\" > {stem}.jsonl"
+)
 MAX_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64
 """Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
@@ -446,7 +473,10 @@ def is_file(source: str) -> bool:
     if path.suffix in _READERS:
         return True
     if _HUB_ID.fullmatch(source) is None or path.exists() or path.suffix in _OTHER_FILES:
-        raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
+        advice = CONVERT_CSV.format(source=source, stem=path.stem) if path.suffix == ".csv" else ""
+        raise ConfigError(
+            f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split{advice}"
+        )
     return False
 
 
