@@ -56,7 +56,7 @@ def main() -> None:
     command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, chromium() as browser:
         assert process.stdout is not None
-        url = process.stdout.readline().split("shown at ")[1].split()[0]
+        url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
         service = psutil.Process(process.pid)
         began_s, cpu_s = time.monotonic(), cpu(service)
         with visiting(browser, url) as visit:
