@@ -323,12 +323,13 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
 
 
 def prompt_digest(prompt: Prompt) -> str:
-    """What of a prompt must be the same in a request and in the group that answers it: text, task and answer.
+    """What of a prompt must be the same in a request and in the group that answers it: text, task, answer and images.
 
     Raises: ContractError for an answer that is not JSON.
     """
+    parts = [prompt.text, prompt.task, prompt.answer, *([prompt.images] if prompt.images else [])]
     try:
-        content = json.dumps([prompt.text, prompt.task, prompt.answer], sort_keys=True, default=plain_number)
+        content = json.dumps(parts, sort_keys=True, default=plain_number)
     except (TypeError, ValueError) as error:
         raise ContractError(f"prompt {prompt.prompt_id}: its answer is not JSON: {error}", Refusal.HEADER) from error
     return xxh3_64_hexdigest(content.encode())

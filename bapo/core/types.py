@@ -47,7 +47,16 @@ class Outcome(IntEnum):
     """Not sampled: a solution of the task, graded like a response. Its rollout log-probs are 0 (LUFFY: pi_phi = 1)."""
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+IMAGE_DIGEST = "^[0-9a-f]{64}$"
+"""sha256 of an image file: the name of a file, so nothing else is let in."""
+MOST_IMAGES = 64
+"""Of one prompt."""
+ImageDigests = Annotated[
+    tuple[Annotated[str, Meta(pattern=IMAGE_DIGEST, max_length=64)], ...], Meta(max_length=MOST_IMAGES)
+]
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One problem x and its run-wide identity u_i (eq. 4)."""
 
     prompt_id: str
@@ -58,6 +67,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the task that grades it."""
     answer: Mapping[str, Any]
     """What the task needs to grade: JSON values only."""
+    images: ImageDigests = ()
+    """sha256 of each image file, one for each `<image>` in the text, in order; the files are RUN/images/<digest>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

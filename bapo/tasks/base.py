@@ -84,21 +84,46 @@ class HasExpert(Protocol):
         ...
 
 
+@runtime_checkable
+class HasImages(Protocol):
+    """Optional for a task: the images of its prompts (`bapo.tasks.images` reads and checks them)."""
+
+    def image(self, digest: str) -> bytes:
+        """The PNG or JPEG file with this sha256, which a prompt of the task names. Raises: KeyError for another."""
+        ...
+
+
+IMAGE = "<image>"
+"""Stands in a prompt's text where an image is."""
 ROW, MESSAGES = "_row", "_messages"
 """Keys of `Prompt.answer` that are ours: where the prompt stands in its file, the conversation that it came from."""
 
 
-def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, extra: Mapping[str, Any] | None = None) -> Prompt:
+def make_prompt(
+    task: str,
+    text: str,
+    answer: Mapping[str, Any],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    images: Sequence[str] = (),
+) -> Prompt:
     """A prompt whose id is the hash of its content, so that it is recognized across epochs and runs (eq. 4).
 
     Args:
         extra: columns that a reward may read and that do not change the prompt: kept in `answer`, left out of the id.
+        images: digests of its images, one for each `<image>` in the text, in order; the task has their files
+            (`HasImages`).
     Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
-        levels, more than 896 KiB in all.
+        levels, more than 896 KiB in all; or when it has more or fewer images than `<image>`.
     """
-    content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
+    content = json.dumps([task, text, answer, *([images] if images else [])], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
-    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(extra or {}), **answer})
+    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(extra or {}), **answer}, images=tuple(images))
+    if images and text.count(IMAGE) != len(images):
+        raise ConfigError(
+            f"the prompt {text[:80]!r} of task {task!r} has {text.count(IMAGE)} {IMAGE} for {len(images)} images; "
+            f"write one {IMAGE} where each image stands"
+        )
     try:
         require_carried(prompt)
     except ContractError as error:
