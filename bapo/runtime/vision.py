@@ -10,6 +10,7 @@ image processor. Everything is read from the model's own files. Covers Qwen2.5-V
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import json
 import math
@@ -199,6 +200,17 @@ def vision_model(path: str, max_pixels: int | None = None) -> VisionModel | None
         mean=tuple(processor.get("image_mean", MEAN)),
         std=tuple(processor.get("image_std", STD)),
     )
+
+
+def missing_package() -> str:
+    """What an engine for images lacks here, and how to get it; empty: nothing."""
+    for package, module, how in (
+        ("pillow", "PIL", "pip install pillow"),
+        ("torchvision", "torchvision", "pip install --no-deps -r requirements/vision.txt"),
+    ):
+        if importlib.util.find_spec(module) is None:
+            return f"vLLM needs the package {package} for it: {how}"
+    return ""
 
 
 def decoded(data: bytes) -> Any:
