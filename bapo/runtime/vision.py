@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.types import Prompt
+from bapo.core.types import IMAGE, Prompt
 from bapo.runtime.model_files import CONFIG, folder_of
 
 FAMILIES = ("qwen2_5_vl",)
@@ -200,6 +200,11 @@ def vision_model(path: str, max_pixels: int | None = None) -> VisionModel | None
         mean=tuple(processor.get("image_mean", MEAN)),
         std=tuple(processor.get("image_std", STD)),
     )
+
+
+def written(prompt: Prompt) -> str:
+    """The text as the tokenizer of a vision-language model gets it."""
+    return prompt.text.replace(IMAGE, PLACEHOLDER) if prompt.images else prompt.text
 
 
 def missing_package() -> str:

@@ -29,8 +29,7 @@ from bapo.core.types import Prompt, RolloutRequest
 from bapo.runtime.machine import VLLM_FOR_GPUS, vllm_build
 from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts, round_trips
 from bapo.runtime.torchvision_build import complete_torchvision
-from bapo.runtime.vision import PLACEHOLDER, ImageReader, ReadImage, missing_package, vision_model
-from bapo.tasks.base import IMAGE
+from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model, written
 from rollout_server.engines import _vllm_vision
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup, no_image
 
@@ -134,7 +133,7 @@ class VllmEngine:
 
     def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
         """Most texts must survive encoding and decoding, and all must fit with their images. Raises: ConfigError."""
-        found = round_trips([_written(prompt) for prompt in prompts], self._round_trip)
+        found = round_trips([written(prompt) for prompt in prompts], self._round_trip)
         if found.is_wrong:
             raise ConfigError(found.complaint)
         if found.num_changed:
@@ -258,7 +257,7 @@ class VllmEngine:
                 f"the prompt {_shown(prompt.text)!r} has images, and the model reads text only: model.path needs a "
                 "vision-language model"
             )
-        token_ids = self._encode(_written(prompt))
+        token_ids = self._encode(written(prompt))
         return images.model.expanded(token_ids, images.of_prompt(prompt))
 
     def _encode(self, text: str) -> list[int]:
@@ -282,10 +281,6 @@ class VllmEngine:
             shown = _shown(text)
             message = f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}"
             raise ContractError(message)
-
-
-def _written(prompt: Prompt) -> str:
-    return prompt.text.replace(IMAGE, PLACEHOLDER) if prompt.images else prompt.text
 
 
 def _shown(text: str) -> str:

@@ -191,7 +191,7 @@ def test_a_response_that_is_resumed_keeps_its_prompt_and_its_log_probs(rig: Rig)
     )
     rig.engine.resume(part)
     second = rig.finish()["g#0"]
-    assert len(first.prompt_token_ids) == len(second.prompt_token_ids) == 2 + 16 + 9 + 2 + 2
+    assert len(first.prompt_token_ids) == len(second.prompt_token_ids) == 2 + 16 + 8 + 2 + 2
     joined = replace(
         second,
         token_ids=np.concatenate([first.token_ids, second.token_ids]),
