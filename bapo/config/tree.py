@@ -50,6 +50,11 @@ class ModelConfig(Frozen):
     """Folder in Hugging Face format, or a Hugging Face id, which the first start fetches into the cache."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the learner's forward pass and of the engines."""
+    freeze_vision: bool = False
+    """Train the language model of a vision-language model alone: its vision tower stays as it is (docs/images.md)."""
+    max_image_pixels: int | None = Field(None, ge=1)
+    """Larger images are made smaller before the model sees them, in the same proportions: fewer tokens and less memory.
+    null: the model's own limit."""
 
 
 class TaskConfig(Frozen):

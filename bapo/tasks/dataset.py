@@ -4,7 +4,8 @@
     name = "dataset"
     options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards.py:score" }
 
-A prompt that is a list of messages is written by the model's chat template. Does not cover: images, streaming.
+A prompt that is a list of messages is written by the model's chat template. Does not cover: streaming; images are
+kept in memory, as files.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import IO, Any
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import MESSAGES, ROW, make_prompt
+from bapo.tasks.base import IMAGE, MESSAGES, ROW, make_prompt
 from bapo.tasks.chat import CHAT_DATE, Render, chat_template
+from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Reward, load_reward
 
 log = logging.getLogger(__name__)
@@ -52,9 +54,13 @@ class Columns:
     question_format: str = QUESTION
     chat: bool = False
     system_prompt: str | None = None
+    images: str | None = None
+    """Of the pictures; None: prompts are text."""
 
     def asked(self, value: Any) -> Any:
         """What a row asks: text, or messages where it has them or the options make some."""
+        if self.images is not None and isinstance(value, list):
+            value = [in_words(message) for message in value]
         if isinstance(value, str):
             value = self.question_format.replace(QUESTION, value)
         if isinstance(value, str) and self.chat:
@@ -84,6 +90,7 @@ class DatasetTask:
         self._reward_name = reward
         self._gold_format = gold_format
         self._expert_column = expert_column
+        self._images = Images()
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
@@ -100,6 +107,10 @@ class DatasetTask:
                 f"It has {', '.join(self._sources)}"
             )
         return self._splits[split]
+
+    def image(self, digest: str) -> bytes:
+        """The file of a picture of a prompt that was read. Raises: KeyError."""
+        return self._images.image(digest)
 
     def load_reward(self) -> None:
         """Import the user's reward, if there is one. Raises: ConfigError."""
@@ -154,7 +165,7 @@ class DatasetTask:
     @cached_property
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
-        splits = {split: _read_prompts(source, self._columns) for split, source in self._sources.items()}
+        splits = {split: _read_prompts(source, self._columns, self._images) for split, source in self._sources.items()}
         held_out = {prompt_id for split in self.held_out_splits for prompt_id in splits[split]}
         leaked = [prompt_id for prompt_id in splits[TRAIN] if prompt_id in held_out]
         for prompt_id in leaked:
@@ -183,6 +194,7 @@ def make_task(
     reward: str | None = None,
     gold_format: str | None = None,
     expert_column: str | None = None,
+    images_column: str | None = None,
 ) -> DatasetTask:
     """The task with its options, as the `[task.options]` table gives them.
 
@@ -206,6 +218,8 @@ def make_task(
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
+        images_column: pictures of a prompt, one or a list: paths (relative to the data file), or maps with `bytes` or
+            `path`. Each stands where the prompt has an `<image>` (docs/images.md).
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
     held_out = held_out or {}
@@ -228,6 +242,7 @@ def make_task(
         question_format=question_format,
         chat=chat,
         system_prompt=system_prompt,
+        images=images_column,
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
@@ -238,7 +253,7 @@ def make_task(
     )
 
 
-def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
+def _read_prompts(source: str, columns: Columns, images: Images) -> dict[str, Prompt]:
     """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
     prompts: dict[str, Prompt] = {}
     num_rows = 0
@@ -247,7 +262,7 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
         num_rows += 1
         if columns.answer is None:
             columns = replace(columns, answer=answer_column(row))
-        prompt = prompt_of(row, columns, write)
+        prompt = prompt_of(row, columns, write, _images_of(row, columns, images, source))
         prompts.setdefault(prompt.prompt_id, prompt)
     if not prompts:
         raise ConfigError(f"dataset {source} has no rows")
@@ -256,8 +271,22 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     return prompts
 
 
-def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
-    """One row as a prompt. Raises: ConfigError that names the row."""
+def _images_of(row: Row, columns: Columns, images: Images, source: str) -> list[str]:
+    """Digests of the row's pictures, which `images` keeps."""
+    if columns.images is None or not row.has(columns.images):
+        return []
+    value = row.get(columns.images)
+    folder = Path(source).parent if is_file(source) else None
+    where = f"{row.where}: column {columns.images!r}"
+    return [images.add(one, where, folder) for one in (value if isinstance(value, list) else [value])]
+
+
+def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence[str] = ()) -> Prompt:
+    """One row as a prompt. Raises: ConfigError that names the row.
+
+    Args:
+        images: digests of its pictures.
+    """
     column = columns.answer or answer_column(row)
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
@@ -281,9 +310,14 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
             )
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
+    if columns.images is not None and text.count(IMAGE) != len(images):
+        raise ConfigError(
+            f"{row.where}: the prompt has {text.count(IMAGE)} {IMAGE} for {len(images)} images in column "
+            f'{columns.images!r}; each needs one (task.options.question_format = "{IMAGE}{{prompt}}" adds it)'
+        )
     _check_json(row, extra | answer)
     try:
-        return make_prompt(NAME, text, answer, extra=extra | {ROW: row.where})
+        return make_prompt(NAME, text, answer, extra=extra | {ROW: row.where}, images=images)
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
 

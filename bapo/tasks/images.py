@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bapo.core.errors import ConfigError
+from bapo.tasks.base import IMAGE
 
 MOST_IMAGE_BYTES = 20 << 20
 MOST_IMAGE_PIXELS = 16 << 20
 """Decoded, three bytes each. Models see far fewer: those of Qwen at most 12.8 megapixels."""
 FORMATS = ("PNG", "JPEG")
+NOT_IN_PNG = ("CMYK", "YCbCr", "HSV", "LAB", "F")
 
 
 def digest_of(data: bytes) -> str:
@@ -47,6 +49,17 @@ class Images:
     def image(self, digest: str) -> bytes:
         """The file. Raises: KeyError."""
         return self._files[digest]
+
+
+def in_words(message: Any) -> Any:
+    """A message whose content is a list of texts and images, as text with `<image>` in it; any other as it is."""
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        return message
+    return {
+        **message,
+        "content": "".join(IMAGE if part.get("type") == "image" else str(part.get("text", "")) for part in parts),
+    }
 
 
 def read_image(value: Any, where: str, folder: Path | None = None) -> bytes:
@@ -78,20 +91,11 @@ def check_image(data: bytes, where: str) -> tuple[int, int]:
     if width * height > MOST_IMAGE_PIXELS:
         raise ConfigError(f"{where}: the image has {width} x {height} pixels; at most {MOST_IMAGE_PIXELS} are taken")
     try:
-        image.load()
+        image.verify()  # a PNG's checksums; it can then not be decoded, so it is opened again
+        pillow.open(io.BytesIO(data), formats=FORMATS).load()
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ConfigError(f"{where}: the image is broken or cut off: {error}") from error
     return width, height
-
-
-def decoded(data: bytes) -> Any:
-    """The picture as models see it, a PIL image in RGB; what is transparent is white. For files that were checked."""
-    pillow = _pillow("an image")
-    image = pillow.open(io.BytesIO(data), formats=FORMATS)
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    return pillow.alpha_composite(pillow.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def _bytes_of(value: Any, where: str, folder: Path | None) -> bytes:
@@ -122,9 +126,9 @@ def _file(path: Path, where: str) -> bytes:
 
 
 def _as_png(image: Any) -> bytes:
-    """The file that a PIL image came from is gone; the same pixels always make the same bytes."""
+    """The file that a PIL image came from is gone; the same pixels make the same bytes."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
+    (image.convert("RGB") if image.mode in NOT_IN_PNG else image).save(buffer, format="PNG")
     return buffer.getvalue()
 
 

@@ -9,6 +9,7 @@
         batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
         token_records/step-000012.parquet   text of all groups of step 12, and numbers of tokens (responses.py)
         diverged/step-000012.frame      the batch whose loss or gradient was not finite
+        images/<sha256>                 images of prompts, PNG or JPEG (images.py)
         segments/                       responses that stopped at rollout.generation_budget (partial rollouts)
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
@@ -40,6 +41,8 @@ from bapo.runtime.run_directory.files import (
     storing,
     to_disk,
 )
+from bapo.runtime.run_directory.images import FOLDER as IMAGES
+from bapo.runtime.run_directory.images import ImageFiles
 from bapo.runtime.run_directory.responses import TokenFiles
 from bapo.runtime.run_directory.rows import (
     EvaluationRow,
@@ -106,6 +109,10 @@ class RunDirectory:
     @property
     def weights_path(self) -> Path:
         return self.path / "weights"
+
+    @property
+    def images(self) -> ImageFiles:
+        return ImageFiles(self.path / IMAGES)
 
     @property
     def redis_path(self) -> Path:
