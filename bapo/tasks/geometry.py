@@ -35,7 +35,7 @@ from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import IMAGE, make_prompt
-from bapo.tasks.drawing import ADVANCE, GLYPH_HEIGHT, Canvas, toward
+from bapo.tasks.drawing import ADVANCE, GLYPH_HEIGHT, GLYPH_WIDTH, Canvas, toward
 from bapo.tasks.images import digest_of
 
 NAME = "geometry"
@@ -264,104 +264,108 @@ def _integer(text: str) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
-# What is drawn. `corner` is the upper left pixel of a label; labels of two digits are 13 pixels wide and 7 high.
+# What is drawn: shapes and labels stand a few pixels elsewhere each time, and each label at one of several places.
 
-LABEL = ADVANCE + 5
+
+def _width(text: str) -> int:
+    """Of a label, in pixels."""
+    return ADVANCE * (len(text) - 1) + GLYPH_WIDTH
 
 
 def _rectangle(canvas: Canvas, rng: random.Random, numbers: Numbers) -> None:
-    """The width stands below, the height at the right."""
-    left, top = rng.randint(2, 8), rng.randint(2, 9)
-    right, bottom = left + rng.randint(24, 36), top + rng.randint(22, 40)
+    """The width stands above or below, the height at the left or right."""
+    width, height = map(str, numbers)
+    wide, high = rng.randint(24, 36), rng.randint(22, 38)
+    below, at_right = rng.random() < 0.5, rng.random() < 0.5
+    left = rng.randint(2, 6) if at_right else 61 - rng.randint(0, 4) - wide
+    top = rng.randint(2, 8) if below else 61 - rng.randint(0, 6) - high
+    right, bottom = left + wide, top + high
     corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
     for start, end in zip(corners, [*corners[1:], corners[0]], strict=True):
         canvas.line(start, end)
-    width, height = numbers
-    middle = (left + right - LABEL) // 2
-    canvas.write((middle + rng.randint(-4, 4), bottom + rng.randint(3, 6)), str(width))
-    canvas.write((right + rng.randint(3, 5), (top + bottom - GLYPH_HEIGHT) // 2 + rng.randint(-4, 4)), str(height))
+    away = rng.randint(3, 6)
+    x = (left + right - _width(width)) // 2 + rng.randint(-4, 4)
+    canvas.write((x, bottom + away if below else top - GLYPH_HEIGHT - away), width)
+    away = rng.randint(3, 5)
+    y = (top + bottom - GLYPH_HEIGHT) // 2 + rng.randint(-4, 4)
+    canvas.write((right + away if at_right else left - _width(height) - away, y), height)
 
 
 def _triangle(canvas: Canvas, rng: random.Random, numbers: Numbers) -> None:
-    """The angles at the base are given, x is at the top."""
+    """x is one of the three angles; the given ones are in the order left, top, right."""
     base = rng.randint(53, 61)
     left, right = (rng.randint(1, 4), base), (rng.randint(59, 62), base)
     top = (rng.randint(25, 38), rng.randint(1, 6))
     for start, end in ((left, right), (right, top), (top, left)):
         canvas.line(start, end)
-    first, second = numbers
-    canvas.write((left[0] + rng.randint(9, 12), base - rng.randint(9, 12)), str(first))
-    canvas.write((right[0] - LABEL - rng.randint(9, 12), base - rng.randint(9, 12)), str(second))
-    canvas.write((top[0] - 2 + rng.randint(-1, 1), top[1] + rng.randint(9, 15)), "x")
+    at_left, at_top, at_right = _with_x(rng, numbers)
+    canvas.write((left[0] + rng.randint(9, 12), base - rng.randint(9, 12)), at_left)
+    down = rng.randint(15, 18)
+    canvas.write(((top[0] * (base - down) + 31 * down) // base - _width(at_top) // 2, top[1] + down), at_top)
+    canvas.write((right[0] - _width(at_right) - rng.randint(9, 12), base - rng.randint(9, 12)), at_right)
 
 
 def _sectors(canvas: Canvas, rng: random.Random, numbers: Numbers) -> None:
-    """Spokes up, down left and down right; x is below."""
+    """Spokes up, down left and down right; the given angles are in the order left, right, below."""
     center, radius = (rng.randint(30, 33), rng.randint(29, 33)), rng.randint(27, 29)
     canvas.circle(center, radius)
-    for direction in (
-        (rng.randint(-3, 3), -16),
-        (-16, rng.randint(9, 15)),
-        (16, rng.randint(9, 15)),
-    ):
+    for direction in ((rng.randint(-3, 3), -16), (-16, rng.randint(9, 15)), (16, rng.randint(9, 15))):
         canvas.line(center, toward(center, direction, radius))
-    first, second = numbers
+    at_left, at_right, below = _with_x(rng, numbers)
     x, y = center
-    canvas.write((x - 18 + rng.randint(-2, 1), y - 10 + rng.randint(-3, 3)), str(first))
-    canvas.write((x + 6 + rng.randint(-1, 2), y - 10 + rng.randint(-3, 3)), str(second))
-    canvas.write((x - 2 + rng.randint(-4, 4), y + rng.randint(12, 17)), "x")
+    canvas.write((x - 5 - _width(at_left) - rng.randint(-1, 2), y - 10 + rng.randint(-3, 3)), at_left)
+    canvas.write((x + 6 + rng.randint(-1, 2), y - 10 + rng.randint(-3, 3)), at_right)
+    canvas.write((x - _width(below) // 2 + rng.randint(-3, 3), y + rng.randint(12, 16)), below)
+
+
+def _with_x(rng: random.Random, numbers: Numbers) -> list[str]:
+    """The three labels of a problem with two numbers."""
+    labels = list(map(str, numbers))
+    labels.insert(rng.randrange(len(labels) + 1), "x")
+    return labels
 
 
 def _circle(across: bool) -> Callable[[Canvas, random.Random, Numbers], None]:
-    """A line from the center to the right, or from side to side; its length stands above it."""
+    """A line from the center to the left or right, or from side to side; its length stands above or below it."""
 
     def draw(canvas: Canvas, rng: random.Random, numbers: Numbers) -> None:
+        label = str(numbers[0])
         radius = rng.randint(22, 28)
         x, y = rng.randint(radius + 1, 62 - radius), rng.randint(radius + 1, 62 - radius)
         canvas.circle((x, y), radius)
-        canvas.line((x - radius if across else x, y), (x + radius, y))
+        side = rng.choice((-1, 1))
+        canvas.line((x - side * radius if across else x, y), (x + side * radius, y))
         canvas.line((x, y - 1), (x, y + 1))
-        start = x - LABEL // 2 + rng.randint(-6, 6) if across else x + (radius - LABEL) // 2 + rng.randint(-2, 2)
-        canvas.write((start, y - GLYPH_HEIGHT - rng.randint(2, 5)), str(numbers[0]))
+        middle = x + rng.randint(-6, 6) if across else x + side * (radius // 2) + rng.randint(-2, 2)
+        away = rng.randint(2, 5)
+        canvas.write((middle - _width(label) // 2, y - GLYPH_HEIGHT - away if rng.random() < 0.5 else y + away + 1), label)
 
     return draw
 
 
 def _parallel(like: bool) -> Callable[[Canvas, random.Random, Numbers], None]:
-    """The line across leans to the right, so that the angles right above and left below each crossing are acute.
+    """The line across leans to either side; the given angle is one of the acute ones at one of its crossings.
 
-    The given angle is one of the acute ones at one crossing; x is at the other crossing, at a like angle or not.
+    x is at the other crossing: at an acute angle if it is `like` the given one, else at an obtuse one.
     """
 
     def draw(canvas: Canvas, rng: random.Random, numbers: Numbers) -> None:
-        upper, lower = rng.randint(15, 20), rng.randint(43, 48)
-        lean = rng.randint(5, 9)
-        middle = rng.randint(29, 33)
-        canvas.line((1, upper), (62, upper))
-        canvas.line((1, lower), (62, lower))
-        canvas.line((middle + lean * 2, 1), (middle - lean * 2, 62))
-        crossings = [(middle + lean * (63 - 2 * y) * 2 // 61, y) for y in (upper, lower)]
-        if rng.random() < 0.5:
-            crossings.reverse()
-        given, asked = crossings
-        above = rng.random() < 0.5
-        _at_crossing(canvas, rng, given, str(numbers[0]), right=above, above=above)
-        above = rng.random() < 0.5
-        _at_crossing(canvas, rng, asked, "x", right=above == like, above=above)
+        rows = [rng.randint(15, 20), rng.randint(43, 48)]
+        lean, middle, side = rng.randint(5, 9), rng.randint(30, 33), rng.choice((-1, 1))
+        for row in rows:
+            canvas.line((1, row), (62, row))
+        canvas.line((middle + side * lean * 2, 1), (middle - side * lean * 2, 62))
+        crossings = [(middle + side * (lean * (63 - 2 * row) * 2 // 61), row) for row in rows]
+        rng.shuffle(crossings)
+        for crossing, text, acute in zip(crossings, (str(numbers[0]), "x"), (True, like), strict=True):
+            above = rng.random() < 0.5
+            right = (above == acute) == (side > 0)
+            away = (6 if acute else 4) + rng.randint(0, 2)
+            x = crossing[0] + away if right else crossing[0] - away - _width(text) + 1
+            y = crossing[1] - GLYPH_HEIGHT - rng.randint(2, 4) if above else crossing[1] + rng.randint(3, 4)
+            canvas.write((x, y), text)
 
     return draw
-
-
-def _at_crossing(
-    canvas: Canvas, rng: random.Random, crossing: tuple[int, int], text: str, *, right: bool, above: bool
-) -> None:
-    """In one of the four quarters."""
-    x, y = crossing
-    width = ADVANCE * (len(text) - 1) + 5
-    away = (6 if right == above else 4) + rng.randint(0, 2)
-    label_x = x + away if right else x - away - width + 1
-    label_y = y - GLYPH_HEIGHT - rng.randint(2, 4) if above else y + rng.randint(3, 4)
-    canvas.write((label_x, label_y), text)
 
 
 def _uniform(low: int, high: int, count: int = 1, most_sum: int | None = None) -> Callable[[random.Random], Numbers]:

@@ -1,0 +1,136 @@
+"""Train the small vision-language model: it learns to read characters, then to answer in worked steps.
+
+    python -m models.train_geometry_model --out models/geometry-tiny
+
+Some minutes of one core. Writes a Hugging Face folder (config, generation config, safetensors, tokenizer,
+preprocessor), `recipe.json`, `evaluation.json` and the card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+
+from models.geometry_data import IGNORE, NOTHING, batches, exercises
+from models.geometry_model import build_model, build_tokenizer, embed, save, see
+
+log = logging.getLogger(__name__)
+
+WEIGHT_OF_NOTHING = 0.3
+"""Of an empty patch in the loss of the exercises: nine of ten are empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All settings that determine the model."""
+
+    num_reading_iterations: int = 800
+    """Of exercises, for the vision tower alone."""
+    num_iterations: int = 1000
+    """Of examples, for the whole model."""
+    rows_per_batch: int = 64
+    lr: float = 3e-3
+    """Highest learning rate of both parts and of both optimizers."""
+    num_warmup: int = 50
+    """Iterations of linear warm-up of either part; after it, linear decay to 0."""
+    seed: int = 0
+
+
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for embeddings, heads and norms; warm-up, then decay to 0."""
+
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], recipe: Recipe, num_iterations: int) -> None:
+        parameters = list(named)
+        matrices = [p for name, p in parameters if _is_matrix(name, p)]
+        rest = [p for name, p in parameters if not _is_matrix(name, p)]
+        self._optimizers = (
+            torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+        self._recipe = recipe
+        self._num = num_iterations
+        self._done = 0
+
+    def step(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        up = (self._done + 1) / self._recipe.num_warmup
+        down = (self._num - self._done) / max(1, self._num - self._recipe.num_warmup)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._recipe.lr * min(1.0, up, down)
+            optimizer.step()
+            optimizer.zero_grad()
+        self._done += 1
+
+
+def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    return parameter.ndim == 2 and ("blocks" in name or "layers" in name or "merger" in name)
+
+
+def learn_to_read(model: Qwen2_5_VLForConditionalGeneration, recipe: Recipe) -> dict[str, Any]:
+    """Train the tower and a head of its own, which is thrown away, to say which character is where."""
+    head = torch.nn.Linear(model.config.vision_config.hidden_size, NOTHING + 1)
+    tower = [(name, p) for name, p in model.model.visual.named_parameters() if "merger" not in name]
+    optimizers = Optimizers([*tower, *head.named_parameters()], recipe, recipe.num_reading_iterations)
+    weights = torch.ones(NOTHING + 1)
+    weights[NOTHING] = WEIGHT_OF_NOTHING
+    stream = exercises(random.Random(recipe.seed), recipe.rows_per_batch)
+    read: list[float] = []
+
+    def losses() -> Iterator[Tensor]:
+        for patches_RPD, classes_RP in stream:
+            scores_RPC = head(see(model, patches_RPD))
+            found = (scores_RPC.argmax(-1) == classes_RP)[classes_RP != NOTHING]
+            read.append(float(found.float().mean()))
+            yield cross_entropy(scores_RPC.flatten(0, 1), classes_RP.flatten(), weight=weights)
+
+    took = _train("reading", losses(), optimizers, recipe.num_reading_iterations)
+    return took | {"characters_read": round(sum(read[-20:]) / 20, 4)}
+
+
+def learn_to_answer(
+    model: Qwen2_5_VLForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, recipe: Recipe
+) -> dict[str, Any]:
+    """Minimize the cross-entropy of the responses."""
+    optimizers = Optimizers(model.named_parameters(), recipe, recipe.num_iterations)
+    stream = batches(random.Random(recipe.seed), tokenizer, recipe.rows_per_batch)
+
+    def losses() -> Iterator[Tensor]:
+        for ids_RT, patches_RPD, targets_RT in stream:
+            embeddings, positions = embed(model, ids_RT, patches_RPD)
+            hidden = model.model.language_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+            trained = targets_RT != IGNORE
+            yield cross_entropy(model.lm_head(hidden.last_hidden_state[trained]), targets_RT[trained])
+
+    return _train("answering", losses(), optimizers, recipe.num_iterations)
+
+
+def _train(what: str, losses: Iterator[Tensor], optimizers: Optimizers, num_iterations: int) -> dict[str, Any]:
+    """Returns: loss and times, for the card."""
+    started, started_cpu = time.monotonic(), time.process_time()
+    recent: list[float] = []
+    for iteration in range(1, num_iterations + 1):
+        loss = next(losses)
+        optimizers.step(loss)
+        recent = [*recent[-49:], float(loss.detach())]
+        if iteration % 50 == 0:
+            left = (time.monotonic() - started) / iteration * (num_iterations - iteration)
+            loss_now = sum(recent) / len(recent)
+            log.info("%s: iteration %d/%d loss=%.4f left_s=%.0f", what, iteration, num_iterations, loss_now, left)
+    return {
+        "loss": round(sum(recent) / len(recent), 4),
+        "wall_s": round(time.monotonic() - started, 1),
+        "cpu_s": round(time.process_time() - started_cpu, 1),
+    }
