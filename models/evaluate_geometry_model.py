@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, DynamicCache, Qwen2_5_VLForConditionalGe
 
 from bapo.core.types import Prompt
 from bapo.tasks.geometry import KINDS, SIZE, GeometryTask, make_task
+from models import geometry_card
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.geometry_model import embed, patches_of, positions_of, prompt_ids
 from models.sampler import MAX_ROWS, choose, grade
@@ -155,3 +156,33 @@ def _by_kind(prompts: Sequence[Prompt], groups: Groups) -> dict[str, Any]:
         row = _of_groups(chosen)
         found[kind] = {name: row[name] for name in ("num_problems", "accuracy", "solved_at_least_once", "mixed")}
     return found
+
+
+def write_report(folder: Path, *, num_problems: int = 1000, seed: int = 0) -> None:
+    """Evaluate the model in `folder`, and write `evaluation.json` and the card (README.md) beside it."""
+    report = evaluate(
+        Qwen2_5_VLForConditionalGeneration.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+        num_problems=num_problems,
+        seed=seed,
+    )
+    (folder / "evaluation.json").write_text(f"{json.dumps(report, indent=1)}\n", encoding="utf-8")
+    (folder / "README.md").write_text(geometry_card.render(folder), encoding="utf-8")
+    for name in ("temperature_1", "blank", "shuffled"):
+        log.info("%s: accuracy=%.3f solved=%.3f", name, *map(report[name].get, ("accuracy", "solved_at_least_once")))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of the model; the report is written into it")
+    parser.add_argument("--num-problems", type=int, default=1000, help="held-out problems, and training prompts")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(1)
+    write_report(args.model, num_problems=args.num_problems, seed=args.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Supervised examples of the geometry model: reading exercises for the vision tower, then worked answers.
 
-    exercise   lines, circles and many labels anywhere; each patch of 8 x 8 pixels says which character has its middle there
-    example    <image>What is the perimeter?   24+17=41,2*41=82;<answer>82</answer>
+exercise   lines, circles and many labels anywhere; each patch of 8 x 8 pixels says which character has its middle there
+example    <image>What is the perimeter?   24+17=41,2*41=82;<answer>82</answer>
 """
 
 from __future__ import annotations

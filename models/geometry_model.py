@@ -206,7 +206,9 @@ def see(model: Qwen2_5_VLForConditionalGeneration, patches_RPD: Tensor) -> Tenso
     cos, sin = (part[:, None] for part in visual.rotary_pos_emb(hidden, positions))
     for block in visual.blocks:
         attention = block.attn
-        query, key, value = attention.qkv(block.norm1(hidden)).view(num_rows, NUM_PATCHES, 3, attention.num_heads, -1).unbind(2)
+        query, key, value = (
+            attention.qkv(block.norm1(hidden)).view(num_rows, NUM_PATCHES, 3, attention.num_heads, -1).unbind(2)
+        )
         turned = ((part * cos + _rotated(part) * sin).transpose(1, 2) for part in (query, key))
         seen = scaled_dot_product_attention(*turned, value.transpose(1, 2))
         hidden = hidden + attention.proj(seen.transpose(1, 2).reshape(num_rows, NUM_PATCHES, -1))

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
+from models.evaluate_geometry_model import write_report
 from models.geometry_data import IGNORE, NOTHING, batches, exercises
 from models.geometry_model import build_model, build_tokenizer, embed, save, see
 
@@ -134,3 +135,36 @@ def _train(what: str, losses: Iterator[Tensor], optimizers: Optimizers, num_iter
         "wall_s": round(time.monotonic() - started, 1),
         "cpu_s": round(time.process_time() - started_cpu, 1),
     }
+
+
+def main() -> None:
+    """The command line."""
+    defaults = Recipe()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--num-reading-iterations", type=int, default=defaults.num_reading_iterations)
+    parser.add_argument("--num-iterations", type=int, default=defaults.num_iterations, help="of worked answers")
+    parser.add_argument("--seed", type=int, default=defaults.seed, help="of weights and examples")
+    parser.add_argument("--skip-evaluation", action="store_true", help="write neither evaluation.json nor the card")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(1)  # at this size a second thread does not help
+    recipe = Recipe(
+        num_reading_iterations=args.num_reading_iterations, num_iterations=args.num_iterations, seed=args.seed
+    )
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, seed=recipe.seed)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    in_vision = sum(p.numel() for p in model.model.visual.parameters())
+    log.info("%d parameters, %d of them for vision; %d tokens", num_parameters, in_vision, len(tokenizer))
+    took = {"reading": learn_to_read(model, recipe), "answering": learn_to_answer(model, tokenizer, recipe)}
+    save(model, tokenizer, args.out)
+    made = {"num_parameters": num_parameters, "in_vision": in_vision, "recipe": asdict(recipe), "took": took}
+    (args.out / "recipe.json").write_text(f"{json.dumps(made, indent=1)}\n", encoding="utf-8")
+    log.info("trained %s: %s", args.out, took)
+    if not args.skip_evaluation:
+        write_report(args.out)
+
+
+if __name__ == "__main__":
+    main()

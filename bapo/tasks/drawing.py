@@ -61,7 +61,7 @@ class Canvas:
         """Digits and x, on white, with their upper left corner there."""
         x, y = corner
         width, last = ADVANCE * (len(text) - 1) + GLYPH_WIDTH, len(self.ink)
-        if not (0 <= x and x + width <= last and 0 <= y and y + GLYPH_HEIGHT <= last):
+        if min(x, y) < 0 or x + width > last or y + GLYPH_HEIGHT > last:
             raise ValueError(f"{text!r} at {corner} does not fit on a canvas of {last} pixels")
         self.ink[max(0, y - 1) : y + GLYPH_HEIGHT + 1, max(0, x - 1) : x + width + 1] = False
         for char in text:

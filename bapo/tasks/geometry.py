@@ -338,7 +338,9 @@ def _circle(across: bool) -> Callable[[Canvas, random.Random, Numbers], None]:
         canvas.line((x, y - 1), (x, y + 1))
         middle = x + rng.randint(-6, 6) if across else x + side * (radius // 2) + rng.randint(-2, 2)
         away = rng.randint(2, 5)
-        canvas.write((middle - _width(label) // 2, y - GLYPH_HEIGHT - away if rng.random() < 0.5 else y + away + 1), label)
+        canvas.write(
+            (middle - _width(label) // 2, y - GLYPH_HEIGHT - away if rng.random() < 0.5 else y + away + 1), label
+        )
 
     return draw
 
@@ -394,18 +396,14 @@ def _area_steps(width: int, height: int) -> str:
 
 ANGLE, DIAMETER = "What is the angle x?", "What is the diameter?"
 KINDS: Mapping[str, Kind] = {
-    "equal": Kind(
-        question=ANGLE, level=1, draws=_uniform(20, 89), draw=_parallel(True), solve=lambda a: f"x={a}"
-    ),
+    "equal": Kind(question=ANGLE, level=1, draws=_uniform(20, 89), draw=_parallel(True), solve=lambda a: f"x={a}"),
     "supplement": Kind(
         question=ANGLE, level=1, draws=_uniform(20, 89), draw=_parallel(False), solve=lambda a: f"180-{a}={180 - a}"
     ),
     "radius": Kind(
         question=DIAMETER, level=1, draws=_uniform(11, 99), draw=_circle(False), solve=lambda n: f"2*{n}={2 * n}"
     ),
-    "diameter": Kind(
-        question=DIAMETER, level=1, draws=_uniform(11, 99), draw=_circle(True), solve=lambda n: f"x={n}"
-    ),
+    "diameter": Kind(question=DIAMETER, level=1, draws=_uniform(11, 99), draw=_circle(True), solve=lambda n: f"x={n}"),
     "triangle": Kind(
         question=ANGLE,
         level=2,
@@ -427,7 +425,5 @@ KINDS: Mapping[str, Kind] = {
         draw=_rectangle,
         solve=lambda w, h: f"{w}+{h}={w + h},2*{w + h}={2 * (w + h)}",
     ),
-    "area": Kind(
-        question="What is the area?", level=3, draws=_sides_of_area, draw=_rectangle, solve=_area_steps
-    ),
+    "area": Kind(question="What is the area?", level=3, draws=_sides_of_area, draw=_rectangle, solve=_area_steps),
 }
