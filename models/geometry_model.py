@@ -201,7 +201,7 @@ def see(model: Qwen2_5_VLForConditionalGeneration, patches_RPD: Tensor) -> Tenso
     """[R, P, H] of the vision tower before its merger: what transformers computes picture by picture, in one batch."""
     visual = model.model.visual
     num_rows = len(patches_RPD)
-    hidden = visual.patch_embed(patches_RPD.reshape(-1, PATCH_VALUES)).view(num_rows, NUM_PATCHES, -1)
+    hidden: Tensor = visual.patch_embed(patches_RPD.reshape(-1, PATCH_VALUES)).view(num_rows, NUM_PATCHES, -1)
     positions = torch.tensor([(y, x) for x, y in patch_centers()])
     cos, sin = (part[:, None] for part in visual.rotary_pos_emb(hidden, positions))
     for block in visual.blocks:
@@ -209,8 +209,8 @@ def see(model: Qwen2_5_VLForConditionalGeneration, patches_RPD: Tensor) -> Tenso
         query, key, value = (
             attention.qkv(block.norm1(hidden)).view(num_rows, NUM_PATCHES, 3, attention.num_heads, -1).unbind(2)
         )
-        turned = ((part * cos + _rotated(part) * sin).transpose(1, 2) for part in (query, key))
-        seen = scaled_dot_product_attention(*turned, value.transpose(1, 2))
+        query, key = (part * cos + _rotated(part) * sin for part in (query, key))
+        seen = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         hidden = hidden + attention.proj(seen.transpose(1, 2).reshape(num_rows, NUM_PATCHES, -1))
         hidden = hidden + block.mlp(block.norm2(hidden))
     return hidden

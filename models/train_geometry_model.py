@@ -65,7 +65,7 @@ class Optimizers:
         self._done = 0
 
     def step(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         up = (self._done + 1) / self._recipe.num_warmup
         down = (self._num - self._done) / max(1, self._num - self._recipe.num_warmup)
         for optimizer in self._optimizers:
@@ -82,7 +82,7 @@ def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
 
 def learn_to_read(model: Qwen2_5_VLForConditionalGeneration, recipe: Recipe) -> dict[str, Any]:
     """Train the tower and a head of its own, which is thrown away, to say which character is where."""
-    head = torch.nn.Linear(model.config.vision_config.hidden_size, NOTHING + 1)
+    head = torch.nn.Linear(model.model.visual.patch_embed.embed_dim, NOTHING + 1)
     tower = [(name, p) for name, p in model.model.visual.named_parameters() if "merger" not in name]
     optimizers = Optimizers([*tower, *head.named_parameters()], recipe, recipe.num_reading_iterations)
     weights = torch.ones(NOTHING + 1)
