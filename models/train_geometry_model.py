@@ -37,7 +37,7 @@ WEIGHT_OF_NOTHING = 0.3
 class Recipe:
     """All settings that determine the model."""
 
-    num_reading_iterations: int = 800
+    num_reading_iterations: int = 500
     """Of exercises, for the vision tower alone."""
     num_iterations: int = 1000
     """Of examples, for the whole model."""
