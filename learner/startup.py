@@ -43,6 +43,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.files import storing
+from bapo.runtime.run_directory.images import ImageFiles
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url, rollout_url
@@ -171,8 +172,10 @@ def make_learner(
     telemetry: Telemetry,
     peers: Peers | None,
     checkpoint: Checkpoint | None,
+    images: ImageFiles | None = None,
 ) -> Learner:
-    """All parts, with the weights of the base model or of the checkpoint. `peers`: on rank 0 only."""
+    """All parts, with the weights of the base model or of the checkpoint. `peers`: on rank 0 only. `images`: of another
+    run directory than that of the flags."""
     config, run_path = flags.config, flags.run.path
     policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
     reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
@@ -189,6 +192,7 @@ def make_learner(
             stop=stop,
             run_path=run_path,
             critic=critic,
+            images=(images or flags.run.images).read,
         ),
         publisher=WeightPublisher(
             config=config,

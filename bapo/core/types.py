@@ -47,6 +47,8 @@ class Outcome(IntEnum):
     """Not sampled: a solution of the task, graded like a response. Its rollout log-probs are 0 (LUFFY: pi_phi = 1)."""
 
 
+IMAGE = "<image>"
+"""Stands in a prompt's text where an image is."""
 IMAGE_DIGEST = "^[0-9a-f]{64}$"
 """sha256 of an image file: the name of a file, so nothing else is let in."""
 MOST_IMAGES = 64

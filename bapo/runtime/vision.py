@@ -10,6 +10,7 @@ image processor. Everything is read from the model's own files. Covers Qwen2.5-V
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import json
 import math
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.types import Prompt
+from bapo.core.types import IMAGE, Prompt
 from bapo.runtime.model_files import CONFIG, folder_of
 
 FAMILIES = ("qwen2_5_vl",)
@@ -199,6 +200,22 @@ def vision_model(path: str, max_pixels: int | None = None) -> VisionModel | None
         mean=tuple(processor.get("image_mean", MEAN)),
         std=tuple(processor.get("image_std", STD)),
     )
+
+
+def written(prompt: Prompt) -> str:
+    """The text as the tokenizer of a vision-language model gets it."""
+    return prompt.text.replace(IMAGE, PLACEHOLDER) if prompt.images else prompt.text
+
+
+def missing_package() -> str:
+    """What an engine for images lacks here, and how to get it; empty: nothing."""
+    for package, module, how in (
+        ("pillow", "PIL", "pip install pillow"),
+        ("torchvision", "torchvision", "pip install --no-deps -r requirements/vision.txt"),
+    ):
+        if importlib.util.find_spec(module) is None:
+            return f"vLLM needs the package {package} for it: {how}"
+    return ""
 
 
 def decoded(data: bytes) -> Any:

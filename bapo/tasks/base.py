@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from bapo.core.codec import require_carried
 from bapo.core.errors import ConfigError, ContractError
+from bapo.core.types import IMAGE as IMAGE
 from bapo.core.types import Prompt
 
 
@@ -93,8 +94,6 @@ class HasImages(Protocol):
         ...
 
 
-IMAGE = "<image>"
-"""Stands in a prompt's text where an image is."""
 ROW, MESSAGES = "_row", "_messages"
 """Keys of `Prompt.answer` that are ours: where the prompt stands in its file, the conversation that it came from."""
 

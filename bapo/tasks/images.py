@@ -14,12 +14,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bapo.core.errors import ConfigError
-from bapo.tasks.base import IMAGE
+from bapo.core.types import Prompt
+from bapo.runtime.run_directory.images import ImageFiles
+from bapo.tasks.base import IMAGE, HasImages, Task
 
 MOST_IMAGE_BYTES = 20 << 20
 MOST_IMAGE_PIXELS = 16 << 20
@@ -49,6 +51,19 @@ class Images:
     def image(self, digest: str) -> bytes:
         """The file. Raises: KeyError."""
         return self._files[digest]
+
+
+def keep_images(task: Task, prompts: Sequence[Prompt], files: ImageFiles) -> None:
+    """Write the images of these prompts into the run directory, before anybody is asked for a group that shows one.
+
+    Raises: ConfigError for a task that does not give them; StorageError.
+    """
+    shown = [prompt for prompt in prompts if prompt.images]
+    if not shown:
+        return
+    if not isinstance(task, HasImages):
+        raise ConfigError(f"task {task.name!r}: its prompts have images, so it needs a method image(digest)")
+    files.keep(shown, task.image)
 
 
 def in_words(message: Any) -> Any:

@@ -8,7 +8,7 @@ A new engine is one file of this folder, `<name>.py`, that defines:
     ENVIRONMENT   variables that must be set before its process imports anything heavy
     IN_PROCESS    True: workers are threads of the fleet's process; False: Ray actors, one process each
     check         (Config) -> None: reject an invalid configuration before anything is started
-    make_engine   (Config) -> Engine
+    make_engine   (Config, digest -> image file) -> Engine
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 import rollout_server.engines
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError
+from bapo.core.errors import ConfigError, ContractError
 from bapo.core.token_arrays import Float32s, Int32s
-from bapo.core.types import RolloutRequest
+from bapo.core.types import Prompt, RolloutRequest
+from bapo.runtime.vision import ReadImage
 
 INITIAL_VERSION = 1
 """The weights of `model.path` are theta_1: an engine may sample before the first weight update."""
@@ -88,6 +89,11 @@ class Occupancy:
     """Share of the KV cache in use, in [0, 1]; NaN: no cache."""
 
 
+def no_image(digest: str) -> bytes:
+    """Where there are no images."""
+    raise ContractError(f"there are no images, and so not {digest[:16]}...")
+
+
 class Engine(Protocol):
     """Samples groups. Created, called and closed by one thread."""
 
@@ -106,8 +112,13 @@ class Engine(Protocol):
         """The current load. Called after every step, so it must be cheap."""
         ...
 
-    def check_prompts(self, texts: Sequence[str]) -> None:
-        """Raises: ConfigError when a prompt does not survive encoding and decoding, or is too long."""
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage) -> None:
+        """Raises: ConfigError when a prompt does not survive encoding and decoding, is too long, or has images that the
+        model cannot read.
+
+        Args:
+            image: gives the files of their images.
+        """
         ...
 
     def encode_response(self, text: str) -> Int32s:
@@ -168,8 +179,8 @@ class EngineModule(Protocol):
         """Raises: ConfigError for an invalid configuration. Fast, and imports nothing heavy."""
         ...
 
-    def make_engine(self, config: Config) -> Engine:
-        """Load the model."""
+    def make_engine(self, config: Config, image: ReadImage = ...) -> Engine:
+        """Load the model. `image`: gives the files of the images of the prompts that are submitted."""
         ...
 
 

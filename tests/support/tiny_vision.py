@@ -100,3 +100,21 @@ class Pictures:
 
     def read(self, digest: str) -> bytes:
         return self.files[digest]
+
+
+def reference_logprobs(
+    model: Qwen2_5_VLForConditionalGeneration, token_ids: list[int], patches: list[Any], *, temperature: float = 1.0
+) -> torch.Tensor:
+    """[len - 1] log-probs of all tokens but the first by transformers' own forward pass, without the tokens that stand
+    for images and those that the tokenizer does not know."""
+    ids = torch.tensor([token_ids])
+    pictures: dict[str, Any] = {}
+    if patches:
+        pictures = {
+            "pixel_values": torch.from_numpy(np.concatenate([found.pixels for found in patches])),
+            "image_grid_thw": torch.tensor([[1, found.height, found.width] for found in patches]),
+            "mm_token_type_ids": (ids == IMAGE).int(),
+        }
+    logits = model(input_ids=ids, use_cache=False, **pictures).logits[0, :-1].float() / temperature
+    logits = logits.index_fill(-1, torch.tensor([START, END, *range(IMAGE, PADDED_VOCAB)]), -torch.inf)
+    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)

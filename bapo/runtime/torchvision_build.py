@@ -1,0 +1,36 @@
+"""torchvision built for CUDA next to a torch for CPUs, which is what package indexes without PyTorch's own give.
+
+Its C++ operators do not load there, and then neither it nor any model of transformers can be imported: their shapes are
+registered for operators that do not exist. Nobody here calls them, so declaring them is enough. With matching builds,
+and without torchvision, nothing happens.
+
+Call it before the first import of transformers or vLLM in a process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+OPERATORS = ("nms", "qnms")
+"""Those whose shapes torchvision registers when it is imported."""
+
+
+@cache
+def complete_torchvision() -> Any:
+    """Declare what a torchvision of another build lacks. Returns: the declarations, which must stay alive; or None."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return None
+    torch = importlib.import_module("torch")  # by name: the shared package is light
+    try:
+        torch.ops.load_library(Path(spec.origin).with_name("_C.so"))
+    except OSError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in OPERATORS:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None

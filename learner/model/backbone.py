@@ -1,0 +1,74 @@
+"""How the learner runs a model of transformers, with pictures or without: packed text, each picture once per group.
+
+    vision tower   every picture by itself, with torch's own attention
+    text           packed (`learner.batch.packed_attention`)
+
+Suffixes: N packed tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
+from learner.batch.packed_attention import NAME as PACKED
+from learner.batch.packing import MicroBatch
+
+PLAIN = "sdpa"
+"""torch's attention, as transformers names it."""
+
+
+def reads_images(settings: PreTrainedConfig) -> bool:
+    """Whether it is the configuration of a vision-language model."""
+    return getattr(settings, "vision_config", None) is not None
+
+
+def attention(settings: PreTrainedConfig, text: str = PACKED) -> str | dict[str, str]:
+    """What transformers calls `attn_implementation`."""
+    return {"text_config": text, "vision_config": PLAIN} if reads_images(settings) else text
+
+
+def hidden_states(base: nn.Module, micro: MicroBatch) -> Tensor:
+    """[N, D] last hidden states of a model without its output head."""
+    images, pictures = micro.images, {}
+    if images is not None:
+        pictures = {"pixel_values": images.pixels, "image_grid_thw": images.grid}
+    output = base(
+        input_ids=micro.token_ids_N.unsqueeze(0),
+        position_ids=micro.positions_N.unsqueeze(-2),
+        use_cache=False,
+        packing=micro.packing,
+        **pictures,
+    )
+    hidden_ND: Tensor = output.last_hidden_state[0]
+    tower: Any = getattr(base, "visual", None)
+    if tower is None or images is not None:
+        return hidden_ND
+    return hidden_ND + 0.0 * _idle(tower, hidden_ND.device)
+
+
+def _idle(tower: Any, device: torch.device) -> Tensor:
+    """A scalar of the vision tower without a picture: every rank must run it equally often, or FSDP's collectives wait
+    for each other, and every parameter gets a gradient."""
+    settings = tower.config
+    side = settings.spatial_merge_size
+    size = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
+    pixels = torch.zeros(side * side, size, device=device, dtype=tower.dtype)
+    grid = torch.tensor([[1, side, side]], device=device)
+    found: Tensor = tower(pixels, grid_thw=grid).pooler_output.sum()
+    return found
+
+
+def freeze_vision(model: nn.Module, config: Config) -> None:
+    """Leave the vision tower as it is, where the configuration says so. Raises: ConfigError for a model without one."""
+    if not config.model.freeze_vision:
+        return
+    towers = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "visual"]
+    if not towers:
+        raise ConfigError(f"model.freeze_vision: {config.model.path} has no vision tower; leave the setting out")
+    towers[0].requires_grad_(False)
