@@ -3,15 +3,15 @@
     prompt    <image>What is the angle x?
     response  anything, then <answer>integer</answer>
 
-    kind         asked for  the drawing shows                                      answer                     level
-    equal        angle x    two parallel lines, one across, the angle a            a, x stands at its like    1
-    supplement   angle x    the same                                               180 - a                    1
-    radius       diameter   a circle with its radius n                             2 n                        1
-    diameter     diameter   a circle with its diameter n                           n                          1
-    triangle     angle x    two angles of a triangle                               180 - a - b                2
-    sector       angle x    two of three angles around a center                    360 - a - b                2
-    perimeter    perimeter  a rectangle with its two sides                         2 (w + h)                  2
-    area         area       the same                                               w h                        3
+    kind         asked for  the drawing shows                               answer           level
+    equal        angle x    parallel lines, one across, an acute angle a    a                1
+    supplement   angle x    the same, x stands at an obtuse angle           180 - a          1
+    radius       diameter   a circle and its radius n                       2 n              1
+    diameter     diameter   a circle and its diameter n                     n                1
+    triangle     angle x    two angles of a triangle                        180 - a - b      2
+    sector       angle x    two of three angles around a center             360 - a - b      2
+    perimeter    perimeter  the two sides of a rectangle                    2 (w + h)        2
+    area         area       the same                                        w h              3
 
 Splits: `train`, and held out `geometry` (all kinds alike) and `geometry1` to `geometry3` (one level). They take
 different buckets of a hash of the numbers, whatever the kind and the order: held-out numbers are nowhere in training,
@@ -48,6 +48,8 @@ DEFAULT_ANSWER_FORMAT = "<answer>{answer}</answer>"
 LEVELS = (1, 2, 3)
 LEVELS_OF_HELD_OUT = {NAME: LEVELS, "geometry1": (1,), "geometry2": (2,), "geometry3": (3,)}
 MOST_SCALE = 32
+MOST_PROMPTS = 100_000
+"""Of a split: their images stay in memory."""
 MAX_VALUE = 399
 """Of all numbers on the way to an answer, and of the answers."""
 
@@ -191,8 +193,8 @@ def make_task(
         scale: pixels of the image for one of the drawing, which has 64 x 64: larger for models with larger patches.
     Raises: ConfigError for an option that makes no sense.
     """
-    for option, value, most in (("num_train", num_train, None), ("num_held_out", num_held_out, None)):
-        _check_count(option, value, most)
+    _check_count("num_train", num_train, MOST_PROMPTS)
+    _check_count("num_held_out", num_held_out, MOST_PROMPTS)
     _check_count("scale", scale, MOST_SCALE)
     if not levels or any(level not in LEVELS for level in levels):
         raise ConfigError(f"task.options.levels must be some of 1, 2 and 3, got {list(levels)}")
@@ -250,10 +252,9 @@ def _drawn(split: Split, form: Form) -> tuple[tuple[Prompt, ...], Mapping[str, b
     return tuple(prompts.values()), images
 
 
-def _check_count(option: str, value: int, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        limit = "" if most is None else f" and at most {most}"
-        raise ConfigError(f"task.options.{option} must be an integer of at least 1{limit}, got {value!r}")
+def _check_count(option: str, value: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"task.options.{option} must be an integer of 1 to {most}, got {value!r}")
 
 
 # [0-9], not \d: int accepts digits of other scripts too.

@@ -230,10 +230,11 @@ def test_nothing_is_drawn_outside_of_a_canvas() -> None:
     [
         ({"num_train": 0}, "num_train"),
         ({"num_held_out": True}, "num_held_out"),
+        ({"num_held_out": 100_001}, "of 1 to 100000"),
         ({"levels": []}, "levels"),
         ({"levels": [4]}, "levels"),
         ({"held_out": ["cd4"]}, "geometry3"),
-        ({"scale": 33}, "at most 32"),
+        ({"scale": 33}, "of 1 to 32"),
         ({"prompt_format": "{question}"}, "<image>"),
         ({"prompt_format": "<image>"}, "question"),
         ({"answer_format": "{answer}"}, "answer_format"),
