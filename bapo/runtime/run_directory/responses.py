@@ -285,7 +285,8 @@ def _table(rows: Sequence[TokenRow], schema: Any) -> Any:
 
 
 def _row(fields_: dict[str, Any]) -> TokenRow:
-    return TokenRow(**{**fields_, "answer": json.loads(fields_["answer"])})
+    images = tuple(fields_.get("images") or ())  # none in files of before
+    return TokenRow(**{**fields_, "answer": json.loads(fields_["answer"]), "images": images})
 
 
 class _reading:  # noqa: N801 - reads as a verb at its uses
