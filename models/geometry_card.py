@@ -27,9 +27,9 @@ pixels and computes an angle, a length or an area. It exists to be improved by r
 Made by `python -m models.train_geometry_model --out {folder}`.
 
 ## Accuracy
-{num_problems:,} held-out problems, {group_size} responses each, at most {max_new_tokens} new tokens. No drawing, and no
-numbers of a drawing in whatever order or shape, is in the training of the model or of a run; shapes and labels stand
-elsewhere in each. The interval is the 95 % bootstrap over problems.
+{num_problems:,} held-out problems, {group_size} responses each, at most {max_new_tokens} new tokens. No problem with
+their numbers, in whatever order or shape, is in the training of the model or of a run; shapes and labels stand
+elsewhere in each drawing. The interval is the 95 % bootstrap over problems.
 
 | pictures | temperature | accuracy | 95 % interval | solved in {group_size} | mixed groups |
 |---|---|---|---|---|---|
@@ -52,16 +52,17 @@ All figures are in `evaluation.json`.
 
 ## Recipe
 1. {num_reading_iterations:,} iterations of reading exercises for the vision tower alone: pictures of lines, circles and
-   many labels, and a head, thrown away afterwards, that says which character is in which patch. It read
-   {characters_read:.1%} of them at the end. {reading_cpu_s:.0f} CPU seconds of one core ({reading_wall_s:.0f} s of wall
-   clock).
+   many labels, and two heads, thrown away afterwards, that say which character is in which patch and which label begins
+   at which token. At the end they read {characters_read:.1%} of the characters and {labels_read:.1%} of the labels.
+   {reading_cpu_s:.0f} CPU seconds of one core ({reading_wall_s:.0f} s of wall clock).
 2. {num_iterations:,} iterations of worked answers for the whole model, loss on the response only: last loss
    {answering_loss}. {answering_cpu_s:.0f} CPU seconds ({answering_wall_s:.0f} s of wall clock).
 
-{rows_per_batch} pictures per iteration, Muon for the layers' matrices and AdamW for the rest, learning rate {lr:g}
-after {num_warmup} iterations of warm-up, linear decay to 0, seed {seed}. All numbers of the examples are from buckets 0
-to 7 of `crc32(sorted numbers) % 10`; reinforcement learning trains on bucket 8 and is measured on bucket 9. Numbers
-start as points on circles (`models/geometry_model.py`). White paper is 0 for the model (mean 1, deviation 0.5).
+{reading_rows} and {answering_rows} pictures per iteration, Muon for the layers' matrices and AdamW for the rest,
+learning rate {lr:g} after {num_warmup} iterations of warm-up, linear decay to 0, seed {seed}. All problems of the
+examples have numbers of buckets 0 to 7 of `crc32(sorted numbers) % 10`; reinforcement learning trains on bucket 8 and
+is measured on bucket 9. The exercises show every number, and no problem. Numbers start as points on circles
+(`models/geometry_model.py`). White paper is 0 for the model (mean 1, deviation 0.5).
 
 {did_not_work}
 
@@ -103,6 +104,7 @@ def render(folder: Path) -> str:
             f"| {name} | {' | '.join(map(str, measured[key]['groups_by_num_right']))} |" for name, key in histograms
         ),
         characters_read=reading["characters_read"],
+        labels_read=reading["labels_read"],
         reading_cpu_s=reading["cpu_s"],
         reading_wall_s=reading["wall_s"],
         answering_loss=answering["loss"],

@@ -1,13 +1,17 @@
 """Supervised examples of the geometry model: reading exercises for the vision tower, then worked answers.
 
-exercise   lines, circles and many labels anywhere; each patch of 8 x 8 pixels says which character has its middle there
-example    <image>What is the perimeter?   24+17=41,2*41=82;<answer>82</answer>
+    exercise   lines, circles and many labels anywhere: which character has its middle in each patch of 8 x 8 pixels,
+               and which label begins in each place of 16 x 16
+    example    <image>What is the perimeter?   24+17=41,2*41=82;<answer>82</answer>
+
+Exercises show every number, but ask nothing; the problems of examples are of the base model's own numbers.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,27 +29,45 @@ from bapo.tasks.geometry import (
     prompt_of,
     random_problem,
 )
-from models.geometry_model import PATCH, patch_centers, patches_of, prompt_ids
+from models.geometry_model import MERGE, NUM_IMAGE_TOKENS, NUM_PATCHES, PATCH, patch_centers, patches_of, prompt_ids
 
 IGNORE = -100
 """Target of a position that is not trained: prompt and padding."""
 CHARACTERS = tuple(GLYPHS)
 NOTHING = len(CHARACTERS)
 """Class of a patch in which no character has its middle."""
-MOST_LABELS = 12
+LABELS = ("x", *map(str, range(100)))
+NO_LABEL = len(LABELS)
+MOST_LABELS = 10
 DRAWINGS_AMONG_EXERCISES = 0.3
 
 
-def exercises(rng: random.Random, num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """An endless stream of (patches [R, P, D], class of each patch [R, P])."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """Pictures and what stands where."""
+
+    patches_RPD: Tensor
+    characters_RP: Tensor
+    """Index of the character in a patch, or NOTHING."""
+    labels_RQ: Tensor
+    """Index of the label that begins in a place, NO_LABEL, or IGNORE where two do; Q places of a picture."""
+
+
+def exercises(rng: random.Random, num_rows: int) -> Iterator[Exercise]:
+    """An endless stream."""
     order = {center: index for index, center in enumerate(patch_centers())}
     while True:
         canvases = [_exercise(rng) for _ in range(num_rows)]
-        classes_RP = torch.full((num_rows, len(order)), NOTHING)
+        characters_RP = torch.full((num_rows, NUM_PATCHES), NOTHING)
+        labels_RQ = torch.full((num_rows, NUM_IMAGE_TOKENS), NO_LABEL)
         for row, canvas in enumerate(canvases):
             for char, x, y in canvas.glyphs:
-                classes_RP[row, order[x // PATCH, y // PATCH]] = CHARACTERS.index(char)
-        yield _patches(canvases), classes_RP
+                characters_RP[row, order[x // PATCH, y // PATCH]] = CHARACTERS.index(char)
+            for text, x, y in canvas.labels:
+                place = order[x // PATCH, y // PATCH] // MERGE**2
+                is_first = labels_RQ[row, place] == NO_LABEL
+                labels_RQ[row, place] = LABELS.index(text) if is_first else IGNORE
+        yield Exercise(patches_RPD=_patches(canvases), characters_RP=characters_RP, labels_RQ=labels_RQ)
 
 
 def batches(rng: random.Random, tokenizer: Any, num_rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -83,7 +105,7 @@ def _exercise(rng: random.Random) -> Canvas:
         canvas.circle(_pixel(rng), rng.randint(10, 30))
     taken = np.zeros_like(canvas.ink)
     for _ in range(rng.randint(2, MOST_LABELS)):
-        text = "x" if rng.random() < 0.1 else "".join(rng.choices("0123456789", k=rng.randint(1, 3)))
+        text = "x" if rng.random() < 0.1 else str(rng.randint(2, 9) if rng.random() < 0.2 else rng.randint(10, 99))
         width = ADVANCE * (len(text) - 1) + 5
         x, y = rng.randint(0, SIZE - width), rng.randint(0, SIZE - GLYPH_HEIGHT)
         # With a margin: the middles of two characters are never in one patch.

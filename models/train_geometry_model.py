@@ -24,24 +24,26 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
 from models.evaluate_geometry_model import write_report
-from models.geometry_data import IGNORE, NOTHING, batches, exercises
+from models.geometry_data import IGNORE, NO_LABEL, NOTHING, batches, exercises
 from models.geometry_model import build_model, build_tokenizer, embed, save, see
 
 log = logging.getLogger(__name__)
 
 WEIGHT_OF_NOTHING = 0.3
-"""Of an empty patch in the loss of the exercises: nine of ten are empty."""
+"""Of an empty patch or place in the loss of the exercises: most are empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """All settings that determine the model."""
 
-    num_reading_iterations: int = 500
+    num_reading_iterations: int = 700
     """Of exercises, for the vision tower alone."""
     num_iterations: int = 1000
     """Of examples, for the whole model."""
-    rows_per_batch: int = 64
+    reading_rows: int = 64
+    """Pictures per iteration of the exercises, and of the examples."""
+    answering_rows: int = 32
     lr: float = 3e-3
     """Highest learning rate of both parts and of both optimizers."""
     num_warmup: int = 50
@@ -81,24 +83,40 @@ def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
 
 
 def learn_to_read(model: Qwen2_5_VLForConditionalGeneration, recipe: Recipe) -> dict[str, Any]:
-    """Train the tower and a head of its own, which is thrown away, to say which character is where."""
-    head = torch.nn.Linear(model.model.visual.patch_embed.embed_dim, NOTHING + 1)
-    tower = [(name, p) for name, p in model.model.visual.named_parameters() if "merger" not in name]
-    optimizers = Optimizers([*tower, *head.named_parameters()], recipe, recipe.num_reading_iterations)
-    weights = torch.ones(NOTHING + 1)
-    weights[NOTHING] = WEIGHT_OF_NOTHING
-    stream = exercises(random.Random(recipe.seed), recipe.rows_per_batch)
-    read: list[float] = []
+    """Train the vision tower, by two heads that are thrown away: characters by patch, then labels by merged token."""
+    visual = model.model.visual
+    heads = torch.nn.ModuleDict(
+        {
+            "characters": torch.nn.Linear(visual.patch_embed.embed_dim, NOTHING + 1),
+            "labels": torch.nn.Linear(visual.config.out_hidden_size, NO_LABEL + 1),
+        }
+    )
+    named = [*visual.named_parameters(), *heads.named_parameters()]
+    optimizers = Optimizers(named, recipe, recipe.num_reading_iterations)
+    read: dict[str, list[float]] = {"characters": [], "labels": []}
 
     def losses() -> Iterator[Tensor]:
-        for patches_RPD, classes_RP in stream:
-            scores_RPC = head(see(model, patches_RPD))
-            found = (scores_RPC.argmax(-1) == classes_RP)[classes_RP != NOTHING]
-            read.append(float(found.float().mean()))
-            yield cross_entropy(scores_RPC.flatten(0, 1), classes_RP.flatten(), weight=weights)
+        for exercise in exercises(random.Random(recipe.seed), recipe.reading_rows):
+            hidden_RPH = see(model, exercise.patches_RPD)
+            merged = visual.merger(hidden_RPH)
+            loss = torch.zeros(())
+            for name, states, classes in (
+                ("characters", hidden_RPH.flatten(0, 1), exercise.characters_RP.flatten()),
+                ("labels", merged, exercise.labels_RQ.flatten()),
+            ):
+                scores = heads[name](states)
+                nothing = scores.shape[1] - 1
+                weights = torch.ones(nothing + 1)
+                weights[nothing] = WEIGHT_OF_NOTHING
+                loss = loss + cross_entropy(scores, classes, weight=weights, ignore_index=IGNORE)
+                something = (classes != nothing) & (classes != IGNORE)
+                read[name].append(float((scores.argmax(-1) == classes)[something].float().mean()))
+            if len(read["labels"]) % 50 == 0:
+                log.info("read: %s", {name: round(sum(values[-20:]) / 20, 3) for name, values in read.items()})
+            yield loss
 
     took = _train("reading", losses(), optimizers, recipe.num_reading_iterations)
-    return took | {"characters_read": round(sum(read[-20:]) / 20, 4)}
+    return took | {f"{name}_read": round(sum(values[-20:]) / 20, 4) for name, values in read.items()}
 
 
 def learn_to_answer(
@@ -106,7 +124,7 @@ def learn_to_answer(
 ) -> dict[str, Any]:
     """Minimize the cross-entropy of the responses."""
     optimizers = Optimizers(model.named_parameters(), recipe, recipe.num_iterations)
-    stream = batches(random.Random(recipe.seed), tokenizer, recipe.rows_per_batch)
+    stream = batches(random.Random(recipe.seed), tokenizer, recipe.answering_rows)
 
     def losses() -> Iterator[Tensor]:
         for ids_RT, patches_RPD, targets_RT in stream:

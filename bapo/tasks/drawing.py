@@ -42,8 +42,13 @@ class Canvas:
 
     def __init__(self, size: int) -> None:
         self.ink: NDArray[np.bool_] = np.zeros((size, size), dtype=bool)
-        self.glyphs: list[tuple[str, int, int]] = []
+        self.labels: list[tuple[str, int, int]] = []
+        """What was written, and the pixel in the middle of its first character."""
+
+    @property
+    def glyphs(self) -> list[tuple[str, int, int]]:
         """Each character that was written, and the pixel in its middle."""
+        return [(char, x + ADVANCE * i, y) for text, x, y in self.labels for i, char in enumerate(text)]
 
     def line(self, start: tuple[int, int], end: tuple[int, int]) -> None:
         """Both ends belong to it."""
@@ -64,9 +69,9 @@ class Canvas:
         if min(x, y) < 0 or x + width > last or y + GLYPH_HEIGHT > last:
             raise ValueError(f"{text!r} at {corner} does not fit on a canvas of {last} pixels")
         self.ink[max(0, y - 1) : y + GLYPH_HEIGHT + 1, max(0, x - 1) : x + width + 1] = False
+        self.labels.append((text, x + GLYPH_WIDTH // 2, y + GLYPH_HEIGHT // 2))
         for char in text:
             self.ink[y : y + GLYPH_HEIGHT, x : x + GLYPH_WIDTH] = GLYPHS[char]
-            self.glyphs.append((char, x + GLYPH_WIDTH // 2, y + GLYPH_HEIGHT // 2))
             x += ADVANCE
 
     def png(self, scale: int = 1) -> bytes:

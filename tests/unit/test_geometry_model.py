@@ -17,7 +17,7 @@ from bapo.runtime.vision import PLACEHOLDER, vision_model  # noqa: E402
 from bapo.tasks.geometry import BASE_MODEL_BUCKETS, KINDS, make_task, random_problem  # noqa: E402
 from models import geometry_card  # noqa: E402
 from models.evaluate_geometry_model import Sampler  # noqa: E402
-from models.geometry_data import CHARACTERS, IGNORE, NOTHING, batches, exercises  # noqa: E402
+from models.geometry_data import CHARACTERS, IGNORE, LABELS, NO_LABEL, NOTHING, batches, exercises  # noqa: E402
 from models.geometry_model import (  # noqa: E402
     IMAGE_PAD,
     NUM_IMAGE_TOKENS,
@@ -108,13 +108,20 @@ def test_the_model_is_taught_the_right_answers_of_its_own_numbers() -> None:
             assert answer == f"<answer>{steps.split('=')[-1]}</answer>"
 
 
-def test_exercises_name_the_patch_in_which_each_character_has_its_middle() -> None:
-    patches_RPD, classes_RP = next(exercises(random.Random(0), 16))
-    assert patches_RPD.shape[:2] == classes_RP.shape == (16, 64)
-    assert {CHARACTERS[int(c)] for c in classes_RP.unique() if c != NOTHING} == set("0123456789x")
+def test_exercises_say_what_stands_where() -> None:
+    exercise = next(exercises(random.Random(0), 16))
+    patches_RPD, characters_RP, labels_RQ = exercise.patches_RPD, exercise.characters_RP, exercise.labels_RQ
+    assert patches_RPD.shape[:2] == characters_RP.shape == (16, 64)
+    assert {CHARACTERS[int(c)] for c in characters_RP.unique() if c != NOTHING} == set("0123456789x")
     # No ink, no character.
     empty = (patches_RPD == 0).all(-1)
-    assert (classes_RP[empty] == NOTHING).all()
+    assert (characters_RP[empty] == NOTHING).all()
+    # A label begins where one of its characters is.
+    for characters, label in zip(characters_RP.reshape(-1, 4), labels_RQ.flatten(), strict=True):
+        if int(label) in (NO_LABEL, IGNORE):
+            continue
+        assert characters.ne(NOTHING).any()
+        assert CHARACTERS.index(LABELS[label][0]) in characters
 
 
 def test_the_shipped_tokenizer_and_folder() -> None:
