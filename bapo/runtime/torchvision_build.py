@@ -1,8 +1,8 @@
 """torchvision built for CUDA next to a torch for CPUs, which is what package indexes without PyTorch's own give.
 
 Its C++ operators do not load there, and then neither it nor any model of transformers can be imported: their shapes are
-registered for operators that do not exist. Nobody here calls them, so declaring them is enough. With matching builds,
-and without torchvision, nothing happens.
+registered for operators that do not exist. They are never called here, so declaring them is enough. Where the builds
+match, and without torchvision, nothing happens.
 
 Call it before the first import of transformers or vLLM in a process.
 """
@@ -21,7 +21,10 @@ OPERATORS = ("nms", "qnms")
 
 @cache
 def complete_torchvision() -> Any:
-    """Declare what a torchvision of another build lacks. Returns: the declarations, which must stay alive; or None."""
+    """Declare what a torchvision of another build is missing.
+
+    Returns: the declarations, which must stay alive; None where nothing is missing.
+    """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return None

@@ -109,7 +109,10 @@ class VisionModel:
         return Patches(pixels=repeated.reshape(rows * columns, -1), height=rows, width=columns)
 
     def expanded(self, token_ids: Sequence[int], images: Sequence[Patches]) -> list[int]:
-        """A prompt's tokens with each image's token repeated. Raises: ContractError for another number of images."""
+        """A prompt's tokens with each image's token repeated.
+
+        Raises: ContractError for another number of images, also when a text without any spells their token.
+        """
         found = token_ids.count(self.image_token)
         if found != len(images):
             raise ContractError(f"the prompt has {found} places for images and {len(images)} images")
@@ -126,8 +129,8 @@ class VisionModel:
         return [slice(int(start), int(start) + count) for start, count in zip(starts, counts, strict=True)]
 
     def positions(self, token_ids: NDArray[np.integer], images: Sequence[Patches]) -> NDArray[np.int64]:
-        """[3, P] time, row and column of each token of an expanded prompt. Text after a picture of h x w tokens goes on
-        at max(h, w). Raises: ContractError as `places`."""
+        """[3, P] time, row and column of each token of an expanded prompt. Text after a picture of h x w tokens is
+        max(h, w) further. Raises: ContractError as `places`."""
         steps = np.ones(len(token_ids), np.int64)
         places = self.places(token_ids, images)
         sizes = [(image.height // self.merge, image.width // self.merge) for image in images]
@@ -208,7 +211,7 @@ def written(prompt: Prompt) -> str:
 
 
 def missing_package() -> str:
-    """What an engine for images lacks here, and how to get it; empty: nothing."""
+    """What is missing here for an engine that reads images, and how to get it; empty: nothing."""
     for package, module, how in (
         ("pillow", "PIL", "pip install pillow"),
         ("torchvision", "torchvision", "pip install --no-deps -r requirements/vision.txt"),

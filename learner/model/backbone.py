@@ -35,9 +35,11 @@ def attention(settings: PreTrainedConfig, text: str = PACKED) -> str | dict[str,
 
 def hidden_states(base: nn.Module, micro: MicroBatch) -> Tensor:
     """[N, D] last hidden states of a model without its output head."""
-    images, pictures = micro.images, {}
+    images, pictures, nothing = micro.images, {}, None
     if images is not None:
         pictures = {"pixel_values": images.pixels, "image_grid_thw": images.grid}
+    elif (tower := getattr(base, "visual", None)) is not None:
+        nothing = 0.0 * _idle(tower, micro.token_ids_N.device)
     output = base(
         input_ids=micro.token_ids_N.unsqueeze(0),
         position_ids=micro.positions_N.unsqueeze(-2),
@@ -46,15 +48,12 @@ def hidden_states(base: nn.Module, micro: MicroBatch) -> Tensor:
         **pictures,
     )
     hidden_ND: Tensor = output.last_hidden_state[0]
-    tower: Any = getattr(base, "visual", None)
-    if tower is None or images is not None:
-        return hidden_ND
-    return hidden_ND + 0.0 * _idle(tower, hidden_ND.device)
+    return hidden_ND if nothing is None else hidden_ND + nothing
 
 
 def _idle(tower: Any, device: torch.device) -> Tensor:
-    """A scalar of the vision tower without a picture: every rank must run it equally often, or FSDP's collectives wait
-    for each other, and every parameter gets a gradient."""
+    """A scalar of the vision tower without a picture. Every rank must run the tower as often as the others, and before
+    the text as they do, because FSDP gathers its layers; and every parameter gets a gradient."""
     settings = tower.config
     side = settings.spatial_merge_size
     size = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2

@@ -32,7 +32,7 @@ ARGUMENTS: Mapping[str, Any] = {
 
 
 def register() -> None:
-    """Let vLLM load the architecture here: it looks at models in a process of its own, where a torchvision that lacks
+    """Let vLLM load the architecture here: it looks at models in a process of its own, where a torchvision without
     its operators cannot be imported."""
     if complete_torchvision() is None:
         return
@@ -47,7 +47,7 @@ def prompt_with_images(
     """A request's input.
 
     Args:
-        token_ids: of an expanded prompt, with sampled tokens behind it in a response that is resumed.
+        token_ids: of an expanded prompt, and the sampled tokens of a response that is resumed.
         images: digest and patches of each image, in order.
     """
     import torch

@@ -250,15 +250,15 @@ class VllmEngine:
 
     def _encode_prompt(self, prompt: Prompt, images: ImageReader | None) -> list[int]:
         """Tokens, those of images included. Raises: ContractError."""
-        if not prompt.images:
-            return self._encode(prompt.text)
-        if images is None:
+        token_ids = self._encode(written(prompt))
+        if images is not None:
+            return images.model.expanded(token_ids, images.of_prompt(prompt))
+        if prompt.images:
             raise ContractError(
                 f"the prompt {_shown(prompt.text)!r} has images, and the model reads text only: model.path needs a "
                 "vision-language model"
             )
-        token_ids = self._encode(written(prompt))
-        return images.model.expanded(token_ids, images.of_prompt(prompt))
+        return token_ids
 
     def _encode(self, text: str) -> list[int]:
         # A chat template may have written the first token already: it must not be doubled.

@@ -51,7 +51,7 @@ class ImageFiles:
         return data
 
     def path(self, digest: str) -> Path:
-        """Raises: ContractError for what is no digest: it would be another path."""
+        """Raises: ContractError for anything but a digest: it could be another path."""
         if not re.fullmatch(IMAGE_DIGEST, digest) or len(digest) > 64:
             raise ContractError(f"no sha256: {digest[:80]!r}")
         return self._folder / digest
