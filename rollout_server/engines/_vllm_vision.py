@@ -28,6 +28,7 @@ MODULE = "vllm.model_executor.models.qwen2_5_vl"
 ARGUMENTS: Mapping[str, Any] = {
     "limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0},
     "mm_processor_cache_gb": 0,  # of what vLLM's own processor makes
+    "mm_device_do_normalize": False,  # patches come normalized; vLLM would do it again by the preprocessor's numbers
 }
 
 
