@@ -101,7 +101,7 @@ class Sampler:
     def _sample(self, ids_RT: Tensor, patches_RPD: Tensor, temperature: float) -> list[list[int]]:
         """Continuations, each up to and including the end of sequence, or cut after `MAX_NEW_TOKENS`."""
         language, eos = self._model.model.language_model, self._tokenizer.eos_token_id
-        cache = DynamicCache(config=self._model.config.text_config)
+        cache = DynamicCache(config=language.config)
         continuations: list[list[int]] = [[] for _ in range(len(ids_RT))]
         alive = torch.arange(len(ids_RT))
         inputs, positions = embed(self._model, ids_RT, patches_RPD)
@@ -158,7 +158,7 @@ def _by_kind(prompts: Sequence[Prompt], groups: Groups) -> dict[str, Any]:
     return found
 
 
-def write_report(folder: Path, *, num_problems: int = 1000, seed: int = 0) -> None:
+def write_report(folder: Path, *, num_problems: int = 500, seed: int = 0) -> None:
     """Evaluate the model in `folder`, and write `evaluation.json` and the card (README.md) beside it."""
     report = evaluate(
         Qwen2_5_VLForConditionalGeneration.from_pretrained(folder),
@@ -176,7 +176,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of the model; the report is written into it")
-    parser.add_argument("--num-problems", type=int, default=1000, help="held-out problems, and training prompts")
+    parser.add_argument("--num-problems", type=int, default=500, help="held-out problems, and training prompts")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -73,8 +73,8 @@ token ids. Embedding and head are not tied.
 """
 
 DID_NOT_WORK = """\
-Did not work: answers alone, without the exercises (an earlier trial with moving labels guessed after 30,000 examples).
-Not needed: larger digits, fewer values, labels at fixed places."""
+What did not work: exercises with characters alone, then 400 iterations of 64 examples: 0.047 on held-out drawings. The
+decoder had to put digits together itself. Without exercises a model of this size only guessed (30,000 examples)."""
 
 
 def render(folder: Path) -> str:

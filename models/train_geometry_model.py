@@ -58,7 +58,7 @@ class Optimizers:
         parameters = list(named)
         matrices = [p for name, p in parameters if _is_matrix(name, p)]
         rest = [p for name, p in parameters if not _is_matrix(name, p)]
-        self._optimizers = (
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
             torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0),
         )
