@@ -55,12 +55,12 @@ class WeightReceiver:
         """Give these tokens no probability, wherever the model's logits are used; so does the learner."""
         model: Any = self.model_runner.get_model()
         logits_of = model.compute_logits
-        index = torch.tensor(token_ids, dtype=torch.long)
+        index = torch.tensor(token_ids, dtype=torch.long, device=next(model.parameters()).device)
 
         def compute_logits(*arguments: Any, **options: Any) -> torch.Tensor | None:
             logits: torch.Tensor | None = logits_of(*arguments, **options)
             # None on ranks of tensor parallelism that do not sample.
-            return None if logits is None else logits.index_fill_(-1, index.to(logits.device), -torch.inf)
+            return None if logits is None else logits.index_fill_(-1, index, -torch.inf)
 
         model.compute_logits = compute_logits
 
