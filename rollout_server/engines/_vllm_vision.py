@@ -28,6 +28,7 @@ MODULE = "vllm.model_executor.models.qwen2_5_vl"
 ARGUMENTS: Mapping[str, Any] = {
     "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
     "mm_processor_cache_gb": 0,  # cache of vLLM's own processor
+    "mm_device_do_normalize": False,  # patches are already normalized
 }
 
 

@@ -71,6 +71,12 @@ def write_tiny_vision(path: Path, *, seed: int = 0, tie: bool = True) -> Qwen2_5
         "merge_size": 2,
         "min_pixels": 16 * 16,
         "max_pixels": 64 * 64,
+        # As the files of real models have them: by these, vLLM normalizes again what it gets.
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
     (path / "preprocessor_config.json").write_text(json.dumps(processor))
     video = processor | {"video_processor_type": "Qwen2VLVideoProcessor"}
