@@ -19,7 +19,7 @@ $(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 		{ echo "BAPO needs Python 3.11, found '$(PYTHON)'. Try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@for file in $(REQUIREMENTS) requirements/dev.txt; do \
-		echo "installing $$file ($$(grep -c == $$file) packages)"; \
+		echo "installing $$file ($$(grep -c == $$file) packages; up to 3 minutes without output)"; \
 		$(BIN)/python -m pip install --quiet --no-deps -r $$file || exit 1; done
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@ldconfig -p | grep -q libnuma.so.1 || apt-get install -y --no-install-recommends libnuma1 || \

@@ -336,7 +336,7 @@ class Worker:
 
 def _prompts_to_check(config: Config) -> tuple[list[Prompt], ReadImage]:
     """Prompts, evenly spaced over every split of the task, and a function that returns the files of their images."""
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
     chosen: list[Prompt] = []
     for split in ("train", *task.held_out_splits):
         prompts = task.prompts(split)

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from bapo.config.check import known_keys
 from bapo.config.load import load_config
 from bapo.config.tree import Config, RunConfig
 from bapo.core.errors import ConfigError
@@ -36,6 +37,9 @@ Tokens = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print the log lines of all processes.")]
+FreePorts = Annotated[
+    bool, typer.Option("--free-ports", help="Listen on free ports, next to another run on this machine.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -46,7 +50,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 _RUN = typer.Argument(
-    metavar="RUN", help="A run directory, such as outputs/demo-001, or latest.", autocompletion=complete_run
+    metavar="RUN", help="A run directory, such as outputs/demo-001 or demo-001, or latest.", autocompletion=complete_run
 )
 Run = Annotated[str, _RUN]
 """For commands that change a run or take another argument: required, never inferred."""
@@ -77,9 +81,15 @@ def load(tokens: Sequence[str] | None) -> Config:
     return load_config(*split_tokens(tokens or []))
 
 
-def load_named(tokens: Sequence[str] | None) -> Config:
-    """The same, with `run.name = "auto"` replaced by the next free number: demo-001, demo-002, ..."""
+def load_named(tokens: Sequence[str] | None, *, free_ports: bool = False) -> Config:
+    """The same, with `run.name = "auto"` replaced by the next free number: demo-001, demo-002, ...
+
+    Args:
+        free_ports: every port that no override names is 0.
+    """
     files, overrides = split_tokens(tokens or [])
+    if free_ports:
+        overrides = [*(f"--{key}=0" for key in known_keys() if key.endswith(".port")), *overrides]
     config = load_config(files, overrides)
     if config.run.name != AUTO:
         return config
@@ -101,9 +111,14 @@ def open_run(run: str) -> RunDirectory:
 
 
 def run_path(run: str) -> str:
-    """The path, with `latest` resolved to the most recently modified run in outputs/. Raises: ConfigError."""
+    """The path of a run: as given; below outputs/ if only a run there has this name; for `latest` the most recently
+    modified run in outputs/.
+
+    Raises: ConfigError.
+    """
     if run != LATEST:
-        return run
+        below = Path(RunConfig().root) / run
+        return str(below) if not Path(run).exists() and (below / "config.toml").is_file() else run
     configs = sorted(Path(RunConfig().root).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not configs:
         raise ConfigError(f"no run in {RunConfig().root}; pass the path of a run directory")

@@ -19,9 +19,10 @@ from bapo.core.types import Prompt
 from bapo.tasks.dataset import Columns, gold_text, is_file
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
+from bapo.tasks.rewards import grades_groups, reward_columns
 
 SHOWN = 5
-"""Maximum number of printed problems; `--json` has all."""
+"""Maximum number of different problems that are printed; `--json` has all, row by row."""
 
 app = group("Test a reward function on your data before you train with it.")
 
@@ -42,7 +43,7 @@ def try_out(
         str | None, typer.Option(help="Dots step into nested columns; default: recognized.")
     ] = None,
     answer_column: Annotated[str | None, typer.Option(help="Default: recognized by the layout.")] = None,
-    columns: Annotated[str, typer.Option(help="Further columns that the reward reads: level,nums.")] = "",
+    columns: Annotated[str, typer.Option(help="Further columns that prompt.answer has: level,nums.")] = "",
     reward_range: Annotated[
         tuple[float, float], typer.Option(metavar="LOW HIGH", help="Range of the reward: -1 1 for verl's DAPO.")
     ] = (0.0, 1.0),
@@ -67,13 +68,14 @@ def try_out(
         raise ConfigError(f"--gold-format {gold_format!r} must contain {{answer}}")
     trial, extra = Trial(), tuple(name for name in columns.split(",") if name)
     with waiting(f"loading {data} from the Hugging Face Hub") if not is_file(data) else nullcontext():
-        prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
+        prompts = read_prompts(data, _columns(reward, prompt_column, answer_column, extra), rows, trial)
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
     if not prompts:
-        raise ConfigError(f"no row of {data} can be used: {trial.problems[0]}")
+        raise ConfigError(f"no row of {data} can be used: {': '.join(trial.problems[0])}")
     with closing(_graders(reward, reward_range, timeout_s)) as graders:
-        progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial)
+        copies = 2 if grades_groups(reward) else 1
+        progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial, copies=copies)
         for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):
             pass
     grades_others = trial.others_failed <= (1.0 - min_accuracy) * trial.others_tried
@@ -85,8 +87,16 @@ def try_out(
     raise typer.Exit(0 if is_fit else 1)
 
 
-def _columns(prompt: str | None, answer: str | None, extra: tuple[str, ...]) -> Columns:
-    return Columns(prompt=prompt, answer=answer, extra=extra, message_format=None, tokenizer=None, chat_options={})
+def _columns(reward: str, prompt: str | None, answer: str | None, extra: tuple[str, ...]) -> Columns:
+    return Columns(
+        prompt=prompt,
+        answer=answer,
+        extra=extra,
+        message_format=None,
+        tokenizer=None,
+        chat_options={},
+        for_reward=reward_columns(reward),
+    )
 
 
 def _graders(reward: str, reward_range: tuple[float, float], timeout_s: float) -> GraderPool:
@@ -118,7 +128,7 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
         "mean_s": trial.total_s / max(1, sum(trial.results.values())),
         "slowest_s": trial.slowest_s,
         "slowest": trial.slowest,
-        "problems": trial.problems,
+        "problems": [f"{where}: {what}" for where, what in trial.problems],
     }
 
 
@@ -134,10 +144,13 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
     say(f"other answers rewarded 1  {trial.others_right} of {trial.others_tried}{failed}")
     mean_s = trial.total_s / max(1, graded)
     say(f"seconds per response      {mean_s:.3f}, slowest {trial.slowest_s:.3f} ({trial.slowest})")
-    for problem in trial.problems[:SHOWN]:
-        say(f"- {problem}")
-    if len(trial.problems) > SHOWN:
-        say(f"- and {len(trial.problems) - SHOWN} more: --json shows all")
+    rows: dict[str, list[str]] = {}
+    for where, what in trial.problems:
+        rows.setdefault(what, []).append(where)
+    for what, places in list(rows.items())[:SHOWN]:
+        say(f"- {len(places)} rows: {what}; first: {places[0]}" if len(places) > 1 else f"- {places[0]}: {what}")
+    if len(rows) > SHOWN:
+        say(f"- and {len(rows) - SHOWN} other problems: --json shows all")
     if is_fit:
         say("suitable for training")
     elif _says_yes_to_all(trial):

@@ -10,12 +10,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, preset_names
-from bapo.config.names import ALIASES, our_key
+from bapo.config.names import ALIASES, advice_for, our_key
 from bapo.config.tree import Config
 
 
@@ -23,7 +23,7 @@ def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
     """The values of a layer with nulls and raw texts resolved, and one line per problem."""
     problems: list[str] = []
     values = dict(_read(Config, layer.values, (), problems))
-    return values, [f"{layer.source}: {problem}" for problem in problems]
+    return values, [_at(layer.source, problem) for problem in problems]
 
 
 def explain(error: ValidationError, sources: Mapping[Key, str]) -> list[str]:
@@ -99,14 +99,19 @@ def _kinds(annotation: Any) -> frozenset[Any]:
 
 def _wanted(annotation: Any) -> str:
     names = {int: "an integer", float: "a number", str: "a string", types.NoneType: NULL}
-    return " or ".join(sorted(names.get(kind, str(kind)) for kind in _kinds(annotation)))
+    kinds = [
+        kind
+        for part in _kinds(annotation)
+        for kind in (typing.get_args(part) if typing.get_origin(part) is Literal else (part,))
+    ]
+    return " or ".join(sorted(names.get(kind, str(kind)) for kind in kinds))
 
 
 def _nearest(key: Key, section: type[BaseModel]) -> str:
     """A hint for an unknown key: the key for another framework's name, a similar key in its section, or the same name
     in another section."""
-    if ours := our_key(key):
-        return f"; use {ours}"
+    if advice := advice_for(key):
+        return f"; {advice}"
     near = difflib.get_close_matches(key[-1], section.model_fields, n=1)
     elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
     found = [dotted((*key[:-1], near[0]))] if near else elsewhere
@@ -123,8 +128,15 @@ def _line(details: Any, sources: Mapping[Key, str]) -> str:
         loc, message = loc[:-1], "too few values"
     if details["type"] == "string_pattern_mismatch":
         message = "must be at most 64 letters, digits and . _ -, starting with a letter or digit"
-    if details["type"] == "literal_error" and details["input"] in preset_names():
-        message += f'. The method {details["input"]} is a preset: set preset = "{details["input"]}"'
+    if details["type"] == "literal_error" and (name := str(details["input"]).replace("_", "-")) in preset_names():
+        message = f'this is a preset: set preset = "{name}"'
+    if details["input"] == "bnpo":
+        message += '. For TRL\'s bnpo set loss.aggregation = "token_mean"'
     key = tuple(str(part) for part in loc)
     source = next((sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in sources), "default")
-    return f"{source}: {dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}"
+    return _at(source, f"{dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}")
+
+
+def _at(source: str, problem: str) -> str:
+    """The place before the problem; an override, which is named like its key, stands for both."""
+    return f"--{problem}" if problem.startswith(source.removeprefix("--")) else f"{source}: {problem}"

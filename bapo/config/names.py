@@ -54,9 +54,9 @@ loss.entropy_coef              |   | | *actor.entropy_coeff
 loss.advantage                 |   | | algorithm.adv_estimator
 loss.advantage_norm            |   | scale_rewards | algorithm.norm_adv_by_std_in_grpo
 shaping.overlong_filter        |   | mask_truncated_completions |
-checkpoint.every               |   | save_steps | trainer.save_freq
+checkpoint.every               |   | save_steps, save_strategy | trainer.save_freq
 checkpoint.keep_last           |   | save_total_limit | trainer.max_actor_ckpt_to_keep
-evaluation.every               |   | eval_steps | trainer.test_freq
+evaluation.every               |   | eval_steps, eval_strategy | trainer.test_freq
 evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.n
 tracking.to                    |   | report_to | trainer.logger
 tracking.project               |   | project | trainer.project_name
@@ -104,6 +104,39 @@ ALIASES: dict[tuple[str, ...], str] = {
     (*row.key.split(".")[:-1], row.symbol): row.key.rpartition(".")[2] for row in NAMES if row.symbol
 } | {tuple(key.split(".")): name for key, name in _EARLIER.items()}
 """Accepted key -> last part of the actual key."""
+
+
+_ALWAYS_VLLM = "always on: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
+_NO_LORA = "LoRA is not supported: all weights are trained"
+_ADVICE = {
+    "loss_type": 'a preset here: preset = "grpo", "dr-grpo", "dapo" or "cispo"; bnpo: loss.aggregation = "token_mean"',
+    "importance_sampling_level": 'a preset here: "sequence" is preset = "gspo"',
+    "scale_rewards": 'here it is loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"',
+    "per_device_train_batch_size": "here it is algorithm.batch_size, in prompts: "
+    "per_device_train_batch_size x devices x gradient_accumulation_steps / num_generations",
+    "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
+    "num_train_epochs": "here it is run.num_steps, in learner steps",
+    "warmup_ratio": "here it is learner.warmup_steps, in steps",
+    "report_to": 'here it is tracking.to, such as ["wandb"]',
+    "logging_steps": "every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
+    "log_completions": "the page shows responses: bapo view RUN",
+    "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
+    "reward_weights": "write one function that adds the rewards (examples/multi_reward)",
+    "optim": "AdamW always; its settings are in [learner]",
+    "use_vllm": _ALWAYS_VLLM,
+    "vllm_mode": _ALWAYS_VLLM,
+    "use_peft": _NO_LORA,
+    "peft_config": _NO_LORA,
+}
+"""Names of TRL -> what to write, where the name of our key does not say it."""
+
+
+def advice_for(written: tuple[str, ...]) -> str | None:
+    """What to write for a key of TRL or verl: our key, or more; None for any other name."""
+    if found := _ADVICE.get(written[-1]):
+        return found
+    ours = our_key(written)
+    return f"here it is {ours}" if ours else None
 
 
 def our_key(written: tuple[str, ...]) -> str | None:

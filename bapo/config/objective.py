@@ -28,8 +28,8 @@ class LossConfig(Frozen):
     name: LossName = "ppo"
     """The surrogate: a file of `learner/losses` (docs/methods.md)."""
     ratio_mode: Literal["direct", "official", "decoupled", "interpolated"] = "decoupled"
-    """Which policy the trust region is centred on (docs/paper.md, Decisions); `interpolated`: AReaL's approximation of
-    `decoupled`, which needs no pass of its own."""
+    """Which policy the trust region is centered on (docs/paper.md, Decisions); `interpolated`: AReaL's approximation of
+    `decoupled` without an extra forward pass."""
     clip_low: float | None = Field(0.2, ge=0)
     """The ratio is clipped at 1 - clip_low; null: unbounded (`ppo`, `cispo`, `luffy`). For `dppo` a difference of
     probabilities. Not used by `kimi` and `balanced_clip`."""
@@ -42,7 +42,8 @@ class LossConfig(Frozen):
     advantage: Literal["group", "gae"] = "group"
     """Baseline: the responses to the same prompt (eq. 2), or a critic (section `critic`)."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
-    """Normalization of eq. 2."""
+    """Normalization of eq. 2: `pop_var` by the population variance, `std_ddof1` by the sample deviation (verl, TRL),
+    `center` not at all (Dr. GRPO)."""
     advantage_eps: float = Field(1e-6, ge=0)
     """Smoothing of eq. 2."""
     advantage_pool: Literal["mixed", "split", "on_policy"] = "mixed"
@@ -123,8 +124,8 @@ class LossConfig(Frozen):
             )
         if self.name in ("geppo_add", "geppo_mul", "kimi") and self.ratio_mode in ("direct", "interpolated"):
             raise ValueError(
-                f"name = {self.name} is centred on pi_theta_t, which ratio_mode = {self.ratio_mode} does not evaluate; "
-                "write ratio_mode = decoupled"
+                f"name = {self.name} is centered on pi_theta_t, which ratio_mode = {self.ratio_mode} does not "
+                "evaluate; set ratio_mode = decoupled"
             )
         if self.name == "dppo" and self.ratio_mode != "direct":
             raise ValueError(

@@ -26,7 +26,8 @@ from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import IMAGE, MESSAGES, ROW, make_prompt
 from bapo.tasks.chat import CHAT_DATE, Render, chat_template
 from bapo.tasks.images import Images, in_words
-from bapo.tasks.rewards import Reward, load_reward
+from bapo.tasks.rewards import Reward, load_reward, reward_columns
+from bapo.tasks.user_functions import ALL
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Columns:
     tokenizer: str | None
     """Directory or Hub id with the chat template."""
     chat_options: Mapping[str, Any]
+    for_reward: frozenset[str] = frozenset()
+    """Columns that the reward asks for, ALL for every one; no part of the prompt's identity."""
     chat_date: str = CHAT_DATE
     question_format: str = QUESTION
     chat: bool = False
@@ -219,6 +222,7 @@ def make_task(
     expert_column: str | None = None,
     origins: Mapping[str, str] | None = None,
     images_column: str | None = None,
+    graded_by: str | None = None,
 ) -> DatasetTask:
     """Create the task from the `[task.options]` table.
 
@@ -227,8 +231,9 @@ def make_task(
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
         prompt_column, answer_column: dots step into nested columns; by default each file's own are recognized.
-        extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
-            is the prompt's difficulty for selectors that go from easy to hard.
+        extra_columns: further columns that the reward finds in `prompt.answer`, by name. Those that a function of
+            columns takes by name or by `**kwargs` are there without it. A column `level` of numbers is the prompt's
+            difficulty for selectors that go from easy to hard.
         message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
@@ -245,6 +250,7 @@ def make_task(
         origins: name of a split -> where its file comes from, for the message when it is not there.
         images_column: images of a prompt, one or a list: paths (relative to the data file), or maps with `bytes` or
             `path`. The prompt has one `<image>` per image (docs/images.md).
+        graded_by: `[task] reward`, which replaces `reward`; set by `load_task`.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
     held_out = held_out or {}
@@ -268,6 +274,7 @@ def make_task(
         chat=chat,
         system_prompt=system_prompt,
         images=images_column,
+        for_reward=reward_columns(name) if (name := graded_by or reward) else frozenset(),
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
@@ -322,7 +329,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
-    extra = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
+    extra = dict(_for_reward(row, columns))
+    extra |= {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
     if not row.has(asked):
         raise ConfigError(
             f"{row.where}: column {asked!r} is missing or null; the row has {list(row.values)}. "
@@ -351,6 +359,15 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
         return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where}, images=images)
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
+
+
+def _for_reward(row: Row, columns: Columns) -> Iterator[tuple[str, Any]]:
+    """The columns that the reward asks for; of those that it does not name, the ones that are JSON values."""
+    for name, value in row.values.items():
+        if name not in (columns.prompt, columns.images) and (
+            name in columns.for_reward or (ALL in columns.for_reward and _is_json(value))
+        ):
+            yield name, value
 
 
 class Conversations:
@@ -398,6 +415,14 @@ class Conversations:
             ) from error
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
     """A prompt travels as JSON values, and its id is the hash of its JSON."""
     try:
@@ -430,6 +455,10 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "inpu
 """The first that a row has is taken."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
+CONVERT_CSV = (
+    '. Convert it: python -c "import csv, json; [print(json.dumps(row)) for row in '
+    "csv.DictReader(open('{source}'))]\" > {stem}.jsonl"
+)
 MAX_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64
 """Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
@@ -485,7 +514,10 @@ def is_file(source: str) -> bool:
     if path.suffix in _READERS:
         return True
     if _HUB_ID.fullmatch(source) is None or path.exists() or path.suffix in _OTHER_FILES:
-        raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
+        advice = CONVERT_CSV.format(source=source, stem=path.stem) if path.suffix == ".csv" else ""
+        raise ConfigError(
+            f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split{advice}"
+        )
     return False
 
 

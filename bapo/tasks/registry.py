@@ -26,20 +26,26 @@ FAMILY = "family_member"
 """The argument of a factory that makes many tasks: what follows the colon."""
 TOKENIZER = "tokenizer"
 """The argument of a factory that writes conversations as the model's chat template does."""
+GRADED_BY = "graded_by"
+"""The argument of a factory whose prompts keep the columns that the reward asks for."""
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+-]{0,99}")
 _TASK_MEMBERS = ("name", "prompts", "held_out_splits", "reward", "gold")
 
 
-def load_task(name: str, options: Mapping[str, Any], *, tokenizer: str | None = None) -> Task:
+def load_task(
+    name: str, options: Mapping[str, Any], *, tokenizer: str | None = None, reward: str | None = None
+) -> Task:
     """Make the task `name` with `options` as keyword arguments.
 
     Args:
         tokenizer: folder or Hub id of the model, for a factory that has an argument of this name.
+        reward: `task.reward`, for a factory that has an argument `graded_by`.
     Raises: ConfigError if there is no such task, an option is unknown or missing, or the factory fails.
     """
     factory, options = _factory(name, options)
-    if tokenizer is not None and TOKENIZER not in options and TOKENIZER in _parameters(factory):
-        options = {**options, TOKENIZER: tokenizer}
+    given = {TOKENIZER: tokenizer, GRADED_BY: reward}
+    known = _parameters(factory)
+    options = {key: value for key, value in given.items() if value is not None and key in known} | dict(options)
     _check_arguments(name, factory, options)
     try:
         task = factory(**options)

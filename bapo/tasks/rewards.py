@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bapo.core.plugins import module_names, plugin
 from bapo.core.types import Prompt
+from bapo.tasks.user_functions import columns_asked
 
 ADAPTERS = "bapo.tasks.adapters"
 DEFAULT_ADAPTER = "plain"
@@ -35,6 +36,22 @@ class Reward:
 
 def load_reward(name: str) -> Reward:
     """The reward of that name. Imports the user's code. Raises: ConfigError if it is not there or cannot be called."""
-    prefix, _, rest = name.partition(":")
-    adapter, function = (prefix, rest) if prefix in module_names(ADAPTERS) else (DEFAULT_ADAPTER, name)
+    adapter, function = _adapter(name)
     return Reward(name=name, of_group=getattr(plugin(ADAPTERS, adapter), FACTORY)(function))
+
+
+def reward_columns(name: str) -> frozenset[str]:
+    """The columns that the reward of that name asks for, as `columns_asked` has them."""
+    adapter, function = _adapter(name)
+    return columns_asked(function, dots=adapter != DEFAULT_ADAPTER)
+
+
+def grades_groups(name: str) -> bool:
+    """Whether the function of that name is called with all responses to a prompt together."""
+    return bool(getattr(plugin(ADAPTERS, _adapter(name)[0]), "GRADES_GROUPS", False))
+
+
+def _adapter(name: str) -> tuple[str, str]:
+    """Whose function it is, and the function's own name."""
+    prefix, _, rest = name.partition(":")
+    return (prefix, rest) if prefix in module_names(ADAPTERS) else (DEFAULT_ADAPTER, name)

@@ -9,10 +9,12 @@ Every mistake is a ConfigError that says what was searched for and what exists.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import bapo
 from bapo.core.errors import ConfigError, did_you_mean
+
+ALL = "*"
+"""Every column of a row."""
 
 
 def load_function(name: str, *, key: str, dots: bool = False) -> Callable[..., Any]:
@@ -63,6 +69,27 @@ def call_with(function: Callable[..., Any], given: Mapping[str, Any], columns: M
     return function(**(arguments if takes_all else {name: arguments[name] for name in arguments if name in named}))
 
 
+def columns_asked(name: str, *, dots: bool = False) -> frozenset[str]:
+    """The names that a function takes, and `ALL` when it reads its `**kwargs`; by its source, nothing is imported.
+
+    Args:
+        name, dots: as for `load_function`. Nothing for a function whose source is not found by its name.
+    """
+    place, _, function = name.rpartition(":") if not dots or ":" in name else name.rpartition(".")
+    path = place if place.endswith(".py") else f"{place.replace('.', '/')}.py"
+    file = next((file for folder in ("", *sys.path) if (file := Path(folder, path)).is_file()), None)
+    try:
+        tree = ast.parse(file.read_bytes()) if file else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):  # whoever loads it says what is wrong
+        return frozenset()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+            rest = node.args.kwarg.arg if node.args.kwarg else None
+            reads_rest = any(isinstance(inner, ast.Name) and inner.id == rest for inner in ast.walk(node))
+            return frozenset(a.arg for a in (*node.args.args, *node.args.kwonlyargs)) | ({ALL} if reads_rest else set())
+    return frozenset()
+
+
 def settled(found: Sequence[Any]) -> list[Any]:
     """What the calls of a sync or async function come to. The calls themselves ran outside of any event loop."""
 
@@ -77,9 +104,10 @@ def settled(found: Sequence[Any]) -> list[Any]:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when nothing ran."""
+    """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when only ours ran."""
     # Python's own frames follow a failed import.
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    ours = ("<frozen", f"{Path(bapo.__file__).parent}{os.sep}")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
 

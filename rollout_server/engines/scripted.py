@@ -256,7 +256,7 @@ def check(config: Config) -> None:
 
 def make_policy(config: Config) -> ScriptedPolicy:
     """The policy of a run, for engines and for plain loops that must agree with them. Raises: ConfigError."""
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
     return ScriptedPolicy(_options(config), task, config.rollout.max_response_tokens)
 
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 import bapo
 from bapo.core.errors import BapoError, ContractError, Refusal
 from bapo.runtime.auth.api_tokens import Keyring, Role
+from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Permissions, allow, error_answer, named_error
 from bapo.transport.listen import BACKLOG
@@ -59,7 +60,7 @@ def create_app(
         siblings: other runs served at ../NAME/.
     """
     app = FastAPI(title="BAPO dashboard", version=bapo.__version__, summary="The web page of one run.")
-    app.include_router(_page(view, siblings, needs_token=keyring is not None))
+    app.include_router(_page(view, siblings, tokens=None if keyring is None else _tokens_of(view)))
     for endpoint in ENDPOINTS:
         app.add_api_route(f"{API}/{endpoint.name}", _route(view, endpoint), methods=["GET"], name=endpoint.name)
     app.include_router(_health(telemetry))
@@ -75,13 +76,13 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=1, **SERVER_SETTINGS)
 
 
-def _page(view: RunView, siblings: Callable[[], tuple[str, ...]], *, needs_token: bool) -> APIRouter:
+def _page(view: RunView, siblings: Callable[[], tuple[str, ...]], *, tokens: str | None) -> APIRouter:
     router = APIRouter(tags=["page"])
     title = html.escape(f"{view.config.run.name} - BAPO")
 
     @router.get("/", include_in_schema=False)
     async def page() -> Response:
-        document = served_document(title, needs_token=needs_token, siblings=siblings())
+        document = served_document(title, tokens=tokens, siblings=siblings())
         headers = HEADERS | {"Content-Security-Policy": document.policy}
         return Response(document.html, media_type="text/html; charset=utf-8", headers=headers)
 
@@ -96,6 +97,12 @@ def _page(view: RunView, siblings: Callable[[], tuple[str, ...]], *, needs_token
         return _packed(request, found.content, found.media_type, headers)
 
     return router
+
+
+def _tokens_of(view: RunView) -> str:
+    """Where a person finds the tokens; empty when they are not on this machine."""
+    folder = set_of_run(view.run.path).folder
+    return str(folder) if folder.is_dir() else ""
 
 
 def _health(telemetry: Telemetry) -> APIRouter:

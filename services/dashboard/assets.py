@@ -71,10 +71,11 @@ class Document:
 
 
 @lru_cache(maxsize=64)
-def served_document(title: str, *, needs_token: bool, siblings: tuple[str, ...] = ()) -> Document:
+def served_document(title: str, *, tokens: str | None = None, siblings: tuple[str, ...] = ()) -> Document:
     """The page as served; if a token is needed, it sends no request without one.
 
     Args:
+        tokens: folder of the tokens, if one is needed; empty where this machine does not have them.
         siblings: other runs served at ../NAME/.
     """
     imports = {asset.name: f"./{asset.path}" for asset in scripts()}
@@ -87,7 +88,7 @@ def served_document(title: str, *, needs_token: bool, siblings: tuple[str, ...] 
     )
     style = '<link rel="stylesheet" href="./app/style.css">'
     start = '<script type="module" src="./app/main.js"></script>'
-    data = '<meta name="bapo-token" content="needed">' if needs_token else ""
+    data = "" if tokens is None else f'<meta name="bapo-token" content="{html.escape(tokens, quote=True)}">'
     if siblings:
         data += f'<meta name="bapo-runs" content="{html.escape(json.dumps(siblings), quote=True)}">'
     page = filled(title=title, style=style, import_map=import_map, data=data, start=start)

@@ -20,7 +20,7 @@ def main(flags: Flags) -> None:
     """Wait for the buffer, then run evaluations until the final weights are evaluated."""
     config = flags.config
     telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
     config.evaluation.require_splits(task.held_out_splits)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False

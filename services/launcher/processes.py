@@ -15,7 +15,7 @@ from bapo.config.tree import Config
 from bapo.runtime import build_info
 from bapo.runtime.auth.api_tokens import ACCEPTED, TOKEN, TOKEN_FILE
 from bapo.runtime.auth.redis_password import PASSWORD, VARIABLES, without_password
-from bapo.runtime.auth.token_store import FOLDER, SET, TokenSet
+from bapo.runtime.auth.token_store import TokenSet, set_of_run
 from bapo.runtime.rank_environment import inherited, meeting_place, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
@@ -187,7 +187,7 @@ class Starter:
 
 def tokens_of(run: RunDirectory) -> TokenSet:
     """The token set of the run, created if missing, or that of BAPO_TOKEN_SET. Raises: StorageError."""
-    tokens = TokenSet(os.environ.get(SET) or run.path / FOLDER)
+    tokens = set_of_run(run.path)
     tokens.create()
     return tokens
 

@@ -205,9 +205,10 @@ class Session:
         url = dashboard_url(self.config, self.run, timeout_s=0.0)
         self._watched.add(name)
         self._note_address(name, url)
-        token = (
-            f"  (token: {tokens_of(self.run).path_of(Role.OPERATOR)})" if self.config.security.tokens != "off" else ""
-        )
+        token = ""
+        if self.config.security.tokens != "off":
+            path = tokens_of(self.run).path_of(Role.OPERATOR)
+            token = f"  (it asks for the token in {path}; bapo view {self.run.path} needs none)"
         self.display.say(f"dashboard  {url}{token}")
 
     def _note_address(self, name: str, url: str) -> None:

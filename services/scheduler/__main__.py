@@ -23,7 +23,7 @@ def main(flags: Flags) -> None:
     """Check the data, wait for the buffer, then enqueue requests until the run is finished."""
     config = flags.config
     telemetry = Telemetry(Process.SCHEDULER, run=config.run.name)
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
     prompts = task.prompts("train")
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     proposals = make_proposals(config, prompts, make_pool(config, flags.run, task, prompts), buffer)

@@ -31,7 +31,7 @@ def test_a_reward_of_the_gallery_grades(name: str, right: float, wrong: float) -
 def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES / "own_reward")
     config = load_config(["run.toml"], [])
-    task = load_task(config.task.name, config.task.options)
+    task = load_task(config.task.name, config.task.options, reward=config.task.reward)
     assert (len(task.prompts("train")), len(task.prompts("test"))) == (1000, 200)
     reward = load_reward(config.task.reward or "")
     assert all(reward(prompt, task.gold(prompt) or "") == 1.0 for prompt in task.prompts("test"))
@@ -41,7 +41,7 @@ def test_the_files_over_the_first_example_load(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.chdir(EXAMPLES / "multi_reward")
     several = load_config(["../own_reward/run.toml", "run.toml"], [])
-    assert several.task.options["extra_columns"] == ["numbers", "target"]
+    assert several.task.options["path"] == "../own_reward/train.jsonl"
     monkeypatch.chdir(EXAMPLES / "own_task")
     own = load_config(["../own_reward/run.toml", "run.toml"], ["--task.options", "{}"])
     assert own.task.reward is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, FileToken, Keyring, Role
@@ -31,9 +33,21 @@ def taken_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+def test_the_ports_of_another_run_are_one_sentence_that_names_it(tmp_path: Path, taken_port: int) -> None:
+    config = make_config(tmp_path, learner={"port": taken_port, "minibatch_size": 2}, run={"root": str(tmp_path)})
+    other = RunDirectory.create(Path(config.run.root) / "first", dump_toml(config))
+    other.update_run(status="running", pid=os.getpid())
+    with pytest.raises(
+        ConfigError, match=rf"in use by run first \(pid {os.getpid()}\): stop it with bapo stop {other.path}"
+    ):
+        preflight(config)
+
+
 def test_a_port_in_use_is_named_with_its_key_and_a_way_out(tmp_path: Path, taken_port: int) -> None:
     config = make_config(tmp_path, learner={"port": taken_port, "minibatch_size": 2})
-    with pytest.raises(ConfigError, match=rf"learner\.port: cannot listen on 127\.0\.0\.1:{taken_port}: .*in use"):
+    with pytest.raises(
+        ConfigError, match=rf"^port {taken_port} \(learner\.port\) is in use by another program: .*--free-ports$"
+    ):
         preflight(config)
     preflight(config, with_learner=False)  # `bapo up` starts no learner
 

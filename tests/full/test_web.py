@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.synthetic_run import extend
 from services.dashboard.assets import write_export
@@ -58,8 +59,12 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
 ) -> None:
     token = "token-of-the-viewer-0123"
     keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
+    set_of_run(finished.path).folder.mkdir()
     with serving_dashboard(finished, keyring) as url:
         with visiting(browser, url) as visit:
+            visit.page.wait_for_selector("#token-form")
+            assert visit.page.text_content("main").startswith("This run requires a token")  # and no figures behind it
+            assert f"{finished.path}/tokens/operator/token" in visit.page.text_content("main")
             visit.page.fill("#token", "not-one-of-ours-0000")
             visit.page.click("text=Show the run")
             visit.page.wait_for_selector("text=invalid token")

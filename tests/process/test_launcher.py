@@ -110,7 +110,7 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
-        (["--buffer.port", "{port}"], 2, "buffer.port: cannot listen on 127.0.0.1:{port}: Address already in use"),
+        (["--buffer.port", "{port}"], 2, "port {port} (buffer.port) is in use by another program"),
         (
             ["--buffer.redis_url", "redis://127.0.0.1:{closed}"],
             3,

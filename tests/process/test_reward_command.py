@@ -12,6 +12,9 @@ from typer.testing import CliRunner, Result
 from bapo.cli.app import app
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
+from bapo.tasks.registry import load_task
+from bapo.tasks.rewards import load_reward
+from services.launcher.doctor.dry_run import reward as graded_first
 
 REWARDS = """
 import os, time
@@ -33,6 +36,9 @@ def troubled(prompt, text):
     if prompt.text == "d":
         os._exit(3)
     return 0.5 if prompt.text == "e" else 1.0
+
+def one_of_two(completions, **kwargs):
+    return [1.0]
 
 def signed(prompt, text):
     return 1.0 if text == prompt.answer["answer"] else -1.0
@@ -94,18 +100,86 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     assert isinstance(_run(tmp_path, "exact", _rows("1"), "--gold-format", "x").exception, ConfigError)
 
 
-def test_init_names_the_columns_that_the_reward_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_groups_must_return_as_many_rewards_as_there_are_completions(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in _rows("1", "2", "3")))
+    command = ["reward", "test", f"trl:{tmp_path / 'rewards.py'}:one_of_two", "--data", str(data)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    (problem,) = (line for line in result.output.splitlines() if line.startswith("- "))
+    assert problem.startswith("- 3 rows: ")
+    assert "returned [1.0] for 2 completions" in problem
+    assert problem.endswith(f"; first: {data} row 1 ('1')")
+    assert ".py line" not in problem  # ours, not the user's
+
+
+@pytest.mark.parametrize(
+    ("signature", "prefix"),
+    [("completions, **kw", "trl"), ("prompts, completions, **kw", "trl"), ("data_source, solution_str", "verl")],
+)
+def test_a_function_of_another_framework_needs_its_prefix(tmp_path: Path, signature: str, prefix: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def f({signature}):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=f"write {prefix}:"):
+        load_reward(f"{tmp_path / 'mine.py'}:f")
+
+
+INIT = ["init", "--model", "model", "--data", "train.jsonl"]
+
+
+def _init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and data in the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "level": 1, "source": "x"}\n')
+
+
+def test_init_needs_no_list_of_the_columns_that_the_reward_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _init(tmp_path, monkeypatch)
     (tmp_path / "r.py").write_text("import bapo\n@bapo.reward\ndef score(completion, answer, level):\n    return 1.0\n")
-    arguments = ["init", "--model", "model", "--data", "train.jsonl", "--reward", "r.py:score"]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, [*INIT, "--reward", "r.py:score"])
     assert result.exit_code == 0, result.exception
-    assert load_config(["run.toml"], []).task.options["extra_columns"] == ["level"]
-    assert "--columns level" in result.stdout
+    assert "extra_columns" not in load_config(["run.toml"], []).task.options
+    assert "--columns" not in result.stdout
+    assert "warning" not in result.stdout
+
+
+def test_init_says_when_the_reward_fails_on_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _init(tmp_path, monkeypatch)
+    (tmp_path / "r.py").write_text("def score(completions, **kwargs):\n    return kwargs['nums']\n")
+    result = CliRunner().invoke(app, [*INIT, "--reward", "trl:r.py:score"])
+    assert "warning: train.jsonl row 1 ('2'): the reward 'trl:r.py:score' raised KeyError: 'nums'" in result.stdout
+    (tmp_path / "r.py").write_text("def score(completions, **kwargs):\n    return [0] * len(completions)\n")
+    result = CliRunner().invoke(app, [*INIT, "--force", "--reward", "trl:r.py:score"])
+    assert "the reward of the gold answer is 0; task.options.gold_format" in result.stdout
+
+
+def test_a_dry_run_refuses_a_reward_that_fails_and_warns_of_one_that_is_not_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _init(tmp_path, monkeypatch)
+    (tmp_path / "r.py").write_text(
+        "def fails(completions, **kw):\n    return [1.0]\n"
+        "def zero(completions, **kw):\n    return [0.0] * len(completions)\n"
+        "def level(completions, **kw):\n    return kw['level']\n"
+    )
+    for function, status in (("fails", "fail"), ("zero", "warn"), ("level", "ok")):
+        options = [
+            "--task.name",
+            "dataset",
+            "--task.options.path",
+            "train.jsonl",
+            "--task.reward",
+            f"trl:r.py:{function}",
+        ]
+        config = load_config([], options)
+        task = load_task(config.task.name, config.task.options, reward=config.task.reward)
+        (check,) = graded_first(config, task)
+        assert check.status == status, check.detail
 
 
 def test_gold_answers_in_deepscalers_layout_are_fit_for_mathematics(tmp_path: Path) -> None:

@@ -184,6 +184,13 @@ def default_ports() -> dict[str, int]:
     }
 
 
+def test_free_ports_are_those_that_no_override_names() -> None:
+    config = load_named(["deploy/configs/smoke.toml", "--buffer.port", "8800"], free_ports=True).model_dump()
+    assert {name: config[name]["port"] for name in default_ports()} == dict.fromkeys(default_ports(), 0) | {
+        "buffer": 8800
+    }
+
+
 def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
     from services.dashboard import view as server
 
@@ -222,4 +229,5 @@ def test_latest_is_the_run_that_was_written_to_last(tmp_path: Path, monkeypatch:
         RunDirectory.create(Path("outputs") / name, ANY_PORT).update_run(status="running")
         os.utime(Path("outputs") / name / "run.json", (1000 - seconds, 1000 - seconds))
     assert "cannot scale run outputs/new" in str(refusal("scale", "latest", "2"))
+    assert "cannot scale run outputs/new" in str(refusal("scale", "new", "2"))  # a bare name is below outputs
     assert "cannot scale run outputs/old" in str(refusal("scale", "outputs/old", "2"))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from bapo.cli.app import app
 from bapo.cli.running.runs import state_of
 from bapo.config.load import dump_toml, load_config
+from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.logs import LogFollower
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.run_rows import make_evaluation, make_row
@@ -51,7 +52,8 @@ def test_init_writes_a_file_that_loads_with_the_columns_and_sizes_of_the_data(fo
     assert "answer_column" not in config.task.options  # recognized by itself
     assert (config.algorithm.batch_size, config.learner.minibatch_size) == (12, 6)
     text = (folder / "run.toml").read_text()
-    assert len(text.splitlines()) <= 35
+    assert len(text.splitlines()) <= 38
+    assert tomllib.loads(text)["checkpoint"]["every"] == 10
     assert "reward" not in tomllib.loads(text)["task"]
 
 
@@ -68,7 +70,7 @@ def test_init_overwrites_only_by_force(folder: Path) -> None:
     [
         (["--model", "nowhere"], "folder nowhere not found, and it is not a Hugging Face id"),
         (["--data", "none.jsonl"], "none.jsonl not found"),
-        (["--data", "train.csv"], "neither a .parquet or .jsonl file"),
+        (["--data", "train.csv"], "csv.DictReader(open('train.csv'))]\" > train.jsonl"),
         (["--preset", "bapp"], "did you mean 'bapo'"),
         (["--prompt-column", "questoin"], "no column 'questoin' (did you mean 'question'?); set it with"),
     ],
@@ -110,9 +112,16 @@ def test_runs_lists_step_accuracy_and_page_and_survives_a_damaged_run(folder: Pa
     assert (live["step"], live["num_steps"], live["accuracy"], live["page"]) == (4, 9, 0.25, url)
     assert rows["odd"]["state"] == "unreadable"
     text = CliRunner().invoke(app, ["runs"]).stdout
-    for cell in ("outputs/live", "running", "4/9", "25.0 %", url):
+    for cell in ("outputs/live", "running", "4/9", "cd4 25.0 %", url):
         assert cell in text
     assert "folder nowhere not found" in refused("runs", "nowhere")
+
+
+def test_status_of_a_live_run_says_where_the_token_of_its_page_is(folder: Path) -> None:
+    run = make_run("outputs/live", status="running", pid=os.getpid(), addresses={"dashboard_url": "http://here"})
+    assert "token" not in CliRunner().invoke(app, ["status", "latest"]).stdout
+    set_of_run(run.path).create()
+    assert "outputs/live/tokens/operator/token (the page asks" in CliRunner().invoke(app, ["status", "latest"]).stdout
 
 
 def test_status_of_a_stopped_run_says_how_to_resume_it(folder: Path) -> None:
@@ -122,6 +131,13 @@ def test_status_of_a_stopped_run_says_how_to_resume_it(folder: Path) -> None:
     assert "stopped" in text
     assert "4 of 9" in text
     assert "bapo train --resume outputs/mine" in text
+    assert (
+        run.resume_point
+        == "from step 1, as it has no checkpoint yet (4 finished steps are repeated with the same batches)"
+    )
+    run.checkpoint_dir(3).mkdir()
+    (run.checkpoint_dir(3) / "state.json").write_text("{}")
+    assert run.resume_point == "from the checkpoint of step 3 (1 finished step is repeated)"
 
 
 def test_logs_prints_the_latest_lines_of_a_part_and_names_the_parts_for_an_unknown_one(folder: Path) -> None:

@@ -133,8 +133,8 @@ def test_all_mistakes_are_told_at_once_with_the_place_of_each(write: Write) -> N
     path = write("[learner]\nlr = -1\nepochs = 0\n")
     lines = problems([path], ["--learner.epochs", "many", "--loss.clip_low=-1"])
     assert [line.split(" = ")[0] for line in sorted(lines)] == [
-        "--learner.epochs: learner.epochs",
-        "--loss.clip_low: loss.clip_low",
+        "--learner.epochs",
+        "--loss.clip_low",
         f"{path}: learner.lr",
     ]
 
@@ -208,7 +208,7 @@ def test_every_name_in_the_table_is_a_key_of_ours() -> None:
         (["--learner.lr"], "--learner.lr needs a value"),
         (["--learner.lr", "--run.name", "x"], "--learner.lr needs a value"),
         (["--"], "'--' is not an override"),
-        (["--lr", "1"], "--lr: lr: unknown key (did you mean 'learner.lr'?)"),
+        (["--lr", "1"], "--lr: unknown key (did you mean 'learner.lr'?)"),
         (["--preset", "bap"], "preset = 'bap': unknown preset (did you mean 'bapo'?)"),
         (["--preset", "bapp"], "preset = 'bapp': unknown preset (did you mean 'bapo'?)"),
     ],
@@ -216,6 +216,25 @@ def test_every_name_in_the_table_is_a_key_of_ours() -> None:
 def test_an_override_of_another_form_is_refused(tokens: list[str], message: str) -> None:
     (line,) = problems([], tokens)
     assert line.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["--loss.name", "dr_grpo"], '--loss.name = "dr_grpo": a preset here: preset = "dr-grpo"'),
+        (["--loss.name", "dapo"], '--loss.name = "dapo": a preset here: preset = "dapo"'),
+        (["--loss.name", "bnpo"], 'Of TRL: loss.aggregation = "token_mean"'),
+        (["--scale_rewards", "none"], '"center" for false or "none"'),
+        (["--loss.advantage_norm", "true"], "write center or pop_var or std_ddof1"),
+        (["--use_vllm", "true"], "always on"),
+        (["--report_to", "wandb"], "here it is tracking.to"),
+        (["--per_device_train_batch_size", "8"], "in prompts"),
+        (["--eval_strategy", "steps"], "here it is evaluation.every"),
+    ],
+)
+def test_what_trl_writes_leads_to_what_is_accepted_here(tokens: list[str], words: str) -> None:
+    (line,) = problems([], tokens)
+    assert words in line
 
 
 def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> None:

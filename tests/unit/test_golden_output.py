@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bapo.analysis.compare.tables import table_against
+from bapo.analysis.compare.tables import Table, table_against
 from bapo.cli.app import app
 from bapo.cli.buffer import inspect
 from bapo.cli.recorded.compare import print_table
@@ -62,3 +62,14 @@ def test_the_table_of_a_comparison(tmp_path: Path) -> None:
     output = io.StringIO()
     print_table(Console(file=output, width=160, highlight=False), table_against(make_pair(tmp_path)))
     check("compare", output.getvalue())
+
+
+def test_a_table_too_wide_for_the_terminal_has_a_line_for_each_column_and_breaks_no_word() -> None:
+    header = ("method", "training", "re-evaluated", "evaluation", "updates", "start to end", "paper: time, ratio")
+    rows = (("bapo-s1", *(f"{10**n} [{n}, {n}]" for n in range(6))), ("grpo-s1", *"abcdef"))
+    output = io.StringIO()
+    table = Table(key="wide", title="Wide", header=header, rows=rows, note="")
+    print_table(Console(file=output, width=60, highlight=False), table)
+    lines = output.getvalue().splitlines()
+    assert lines[1].split() == ["method", "bapo-s1", "grpo-s1"]
+    assert all(any(line.startswith(name) for line in lines) for name in header)

@@ -161,6 +161,30 @@ def test_a_row_whose_images_do_not_fit_is_named(tmp_path: Path, row: dict[str, A
         task.prompts("train")
 
 
+def test_a_question_is_held_out_by_its_text_and_images_and_not_by_its_answer(tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    (tmp_path / "blue.png").write_bytes(file_of("blue"))
+    text = "<image>What is it?"
+    train = jsonl(
+        tmp_path / "train.jsonl",
+        {"prompt": text, "images": "red.png", "answer": "142"},
+        {"prompt": text, "images": "blue.png", "answer": "1"},
+    )
+    test = jsonl(tmp_path / "test.jsonl", {"prompt": text, "images": "red.png", "answer": "142.0"})
+    task = make_task(path=train, held_out={"test": test}, images_column="images")
+    assert [prompt.answer["answer"] for prompt in task.prompts("train")] == ["1"]
+
+
+def test_a_reward_that_reads_all_columns_gets_no_image_files(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text("def score(completions, images=None, **columns):\n    return columns\n")
+    row = {"images": [{"bytes": RED, "path": None}], "prompt": "<image>What?", "answer": "9", "source": "own"}
+    pq.write_table(pa.Table.from_pylist([row]), path := str(tmp_path / "train.parquet"))
+    reward = f"trl:{tmp_path / 'my_rewards.py'}:score"
+    (prompt,) = make_task(path=path, images_column="images", reward=reward).prompts("train")
+    assert prompt.answer["source"] == "own"
+    assert "images" not in prompt.answer
+
+
 def test_a_run_keeps_each_image_once_by_its_content(tmp_path: Path) -> None:
     files = ImageFiles(tmp_path / "images")
     red, blue = digest_of(RED), digest_of(BLUE)

@@ -18,7 +18,7 @@ from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import losses, summary
-from services.launcher.display.table import render
+from services.launcher.display.table import accuracies, render
 from services.launcher.session import Session
 from services.launcher.supervision.children import ProcessLine
 from tests.support.run_rows import make_evaluation, make_row
@@ -80,6 +80,14 @@ def test_outside_a_terminal_each_event_is_one_line_whatever_its_length() -> None
         "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_x1=2 staleness_x2=0 "
         "staleness_x3=4 tokens_per_s=3.9k step_s=1.83 wait_batch_s=0.71 left=3:56",
     ]
+
+
+def test_a_change_over_the_first_of_the_prompts_says_so() -> None:
+    first = make_evaluation("cd34", 1, 0.5, num_prompts=4, rewards={"a": [0.0], "b": [0.0], "c": [1.0], "d": [1.0]})
+    during = make_evaluation("cd34", 32, 0.5, num_prompts=2, rewards={"a": [0.0], "b": [1.0]})
+    assert list(accuracies([first, during])) == ["cd34 0.0 % -> 50.0 % (step 31, first 2 prompts)"]
+    whole = first | {"version": 32, "step": 31}
+    assert list(accuracies([first, whole])) == ["cd34 50.0 % -> 50.0 % (step 31)"]
 
 
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:

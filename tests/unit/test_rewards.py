@@ -12,10 +12,10 @@ from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
 from bapo.tasks.base import make_prompt
 from bapo.tasks.countdown import make_task as make_countdown
-from bapo.tasks.dataset import DatasetTask, make_task
+from bapo.tasks.dataset import Columns, Conversations, DatasetTask, Row, make_task, prompt_of
 from bapo.tasks.grading.process import grade
 from bapo.tasks.registry import extract_of, with_reward
-from bapo.tasks.rewards import Reward, load_reward
+from bapo.tasks.rewards import Reward, load_reward, reward_columns
 
 
 def _load(tmp_path: Path, prefix: str, source: str) -> Reward:
@@ -66,6 +66,47 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
     reward = _load(tmp_path, "trl:", "def f(completions, nums, **kw):\n    return [1.0]\n")
     with pytest.raises(TypeError, match=r"requires 'nums'.*columns are answer\. Add columns to task"):
         reward(make_prompt("t", "x", {"answer": "2"}), "2")
+
+
+ROW = {"prompt": "1+1?", "answer": "2", "nums": [1, 1], "level": None, "picture": "x", "note": "y"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "signature", "body", "kept"),
+    [
+        ("trl:", "completions, **kw", "[float(n == [1, 1]) for n in kw['nums']]", set(ROW) - {"prompt"}),
+        ("trl:", "completions, nums, **kw", "[float(n == [1, 1]) for n in nums]", {"answer", "nums"}),
+        ("", "completion, nums, *, level, **row", "float(nums == [1, 1])", {"answer", "nums", "level"}),
+        ("", "completion, answer", "float(answer == '2')", {"answer"}),
+    ],
+)
+def test_a_function_of_columns_gets_those_that_its_source_asks_for(
+    tmp_path: Path, prefix: str, signature: str, body: str, kept: set[str]
+) -> None:
+    decorator = "" if prefix else "@bapo.reward\n"
+    reward = _load(tmp_path, prefix, f"import bapo\n{decorator}def f({signature}):\n    return {body}\n")
+    prompt = _dataset_prompt(tmp_path, ROW, graded_by=f"{prefix}{tmp_path / 'mine.py'}:f")
+    assert set(prompt.answer) - {"_row"} == kept
+    assert list(reward.of_group(prompt, ["a", "b"])) == [1.0, 1.0]
+    assert prompt.prompt_id == _dataset_prompt(tmp_path, ROW).prompt_id
+
+
+def test_columns_that_are_no_json_values_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(completions, **kw):\n    return kw\n")
+    columns = Columns(
+        prompt="prompt", answer="answer", extra=(), message_format=None, tokenizer=None, chat_options={},
+        for_reward=reward_columns(f"trl:{tmp_path / 'mine.py'}:f"),
+    )  # fmt: skip
+    row = Row(where="here", values={"prompt": "x", "answer": "2", "picture": b"1", "level": 3})
+    assert set(prompt_of(row, columns, Conversations(columns)).answer) == {"answer", "level", "_row"}
+
+
+def test_a_missing_key_of_a_reward_names_the_setting_that_keeps_columns(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "", "def f(prompt, text):\n    return prompt.answer[text]\n")
+    task = with_reward(make_countdown(num_train=1), reward)
+    prompt = _dataset_prompt(tmp_path, ROW)
+    assert "task.options.extra_columns" in grade(task, prompt, ["nums"], (0.0, 1.0))["failed"]
+    assert "extra_columns" not in grade(task, make_prompt("t", "x", {}), ["nums"], (0.0, 1.0))["failed"]
 
 
 VERL_ROW = {

@@ -346,7 +346,7 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         "over prompts alone). Average: of the splits, each counts the same. Rollouts: responses sampled for training, "
         "fresh and re-evaluated. Type: on-policy when "
         "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
-        "steps between sampling and training, of what one item of a batch trains the oldest."
+        "steps between sampling and training of the groups of a batch; responses of several ages count as the oldest."
     )
     return Table(
         key="table-1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,8 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import RunConfig
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
+from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import pace_s
 
@@ -37,6 +39,8 @@ class RunState:
     num_steps: int = 0
     accuracy: float | None = None
     """Held-out accuracy of the latest evaluation, mean of the splits; None before the first."""
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+    """The same of each split."""
     page: str | None = None
     """URL of the web page of a running run."""
     updated_at: float = 0.0
@@ -111,6 +115,7 @@ def state_of(run: RunDirectory) -> RunState:
         step=int(metrics[-1]["step"]) if metrics else 0,
         num_steps=config.run.num_steps,
         accuracy=sum(row["accuracy"] for row in latest) / len(latest) if latest else None,
+        accuracies={row["split"]: row["accuracy"] for row in latest},
         page=(fields.get("addresses") or {}).get("dashboard_url") if state == "running" else None,
         updated_at=_updated_at(run),
     )
@@ -138,7 +143,7 @@ def _row(run: RunState) -> dict[str, Any]:
         "run": run.path,
         "state": run.state,
         "step": f"{run.step}/{run.num_steps}" if run.num_steps else None,
-        "held-out": None if run.accuracy is None else percent(run.accuracy),
+        "held-out": ", ".join(f"{split} {percent(value)}" for split, value in run.accuracies.items()) or None,
         "page": run.page,
         "updated": f"{duration(time.time() - run.updated_at)} ago" if run.updated_at else None,
     }
@@ -164,6 +169,9 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     if state.state in ("running", "starting"):
         for name, address in sorted((fields.get("addresses") or {}).items()):
             yield {"dashboard_url": "page", "buffer_url": "buffer", "rollout_url": "workers"}.get(name, name), address
+        token = set_of_run(run.path).path_of(Role.OPERATOR)
+        if config.security.tokens != "off" and token.exists():
+            yield "token", f"{token} (the page asks for it; bapo view {run.path} needs none)"
         yield "processes", ", ".join(fields.get("processes") or {}) or "starting"
     yield "next", _next(run, state)
 

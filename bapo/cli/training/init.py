@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bapo.cli.arguments import waiting
+from bapo.cli.arguments import say, waiting
 from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
-from bapo.tasks.dataset import ANSWER_COLUMNS, PROMPT_COLUMNS, Row, is_file, read_rows
+from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS, Row, is_file, read_rows
 from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.grading.trial import try_first
+from bapo.tasks.registry import load_task
 
 BATCH_SIZE = 32
 """Prompts per step, unless the data has fewer."""
 MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "response", "output")
+REWARD_CALLS = {"trl": "called with all responses to a prompt"}
+"""Prefix of a reward -> when it is called; the others: for each response."""
 CHAT_NAMES = ("instruct", "chat", "-it")
 """Substrings in the names of models with a chat template."""
 
@@ -41,8 +44,6 @@ class Data:
     """Whether prompts are text rather than lists of messages."""
     num_rows: int | None = None
     """Number of rows, up to a batch; None: not read."""
-    extra_columns: tuple[str, ...] = ()
-    """Additional columns; once the reward is known, its arguments."""
 
 
 def init(
@@ -68,8 +69,8 @@ def init(
 ) -> None:
     """Write a commented run.toml for your model, data and reward.
 
-    Checks that model, data and reward can be loaded, and sets the dozen settings that most runs change; the preset
-    defines the rest.
+    Checks that model, data and reward can be loaded, grades the correct answer of the first row, and sets the dozen
+    settings that most runs change; the preset defines the rest.
 
     Examples:
 
@@ -82,9 +83,9 @@ def init(
         raise ConfigError(f"{output} exists; overwrite it with --force, or choose another file with --output FILE")
     _check_model(model)
     found = inspect_data(data, prompt_column, answer_column)
+    trouble = ""
     if reward is not None:
-        _check_reward(reward)
-        found = replace(found, extra_columns=_columns_named_by(reward, found.extra_columns))
+        trouble = _reward_trouble(reward, data, found)
     text = run_toml(model, data, reward, held_out, preset, found, output)
     with storing(output):
         replace_file(output, text.encode())
@@ -98,6 +99,8 @@ def init(
         + (f"         bapo reward test {reward} --data {data}{_columns(found)}\n" if reward else "")
         + f"  start  bapo train {output}"
     )
+    if trouble:
+        say(f"warning: {trouble}")
 
 
 def inspect_data(source: str, prompt_column: str | None, answer_column: str | None) -> Data:
@@ -118,7 +121,6 @@ def inspect_data(source: str, prompt_column: str | None, answer_column: str | No
         answer_column=None if answer in known and answer_column is None else answer,
         is_text=isinstance(rows[0].get(prompt), str),
         num_rows=len(rows),
-        extra_columns=tuple(name for name in rows[0].values if name not in (prompt, answer)),
     )
 
 
@@ -142,22 +144,16 @@ def _check_model(model: str) -> None:
         raise ConfigError(f"--model: folder {model} not found, and it is not a Hugging Face id like owner/name")
 
 
-def _check_reward(reward: str) -> None:
-    """Load the reward in a separate process, as in a run. Raises: ConfigError."""
-    with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)):
-        pass
+def _reward_trouble(reward: str, data: str, found: Data) -> str:
+    """What the reward does with the correct answer of the first row, unless it gives 1; graded as in a run.
 
-
-def _columns_named_by(reward: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """Columns that are arguments of the reward function, parsed from its source without importing user code."""
-    place, _, function = reward.removeprefix("trl:").rpartition(":")
-    if not place.endswith(".py"):
-        return ()
-    for node in ast.walk(ast.parse(Path(place).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
-            named = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
-            return tuple(column for column in columns if column in named)
-    return ()
+    Raises: ConfigError when it cannot be loaded, or the data cannot be read.
+    """
+    with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)) as graders:
+        if not is_file(data):
+            return ""  # not downloaded here
+        options = {"path": data, "prompt_column": found.prompt_column, "answer_column": found.answer_column}
+        return try_first(graders, load_task(NAME, options, reward=reward))[1]
 
 
 def run_toml(
@@ -183,7 +179,11 @@ def run_toml(
         "[task]",
         'name = "dataset"',
         f"options = {{ {', '.join(_task_options(model, data, held_out, found))} }}",
-        *([(f"reward = {_toml(reward)}", "called with each prompt and response")] if reward else []),
+        *(
+            [(f"reward = {_toml(reward)}", REWARD_CALLS.get(reward.partition(":")[0], "called with each response"))]
+            if reward
+            else []
+        ),
         "",
         "[algorithm]",
         (f"batch_size = {batch_size}", "prompts per step"),
@@ -199,6 +199,9 @@ def run_toml(
         ("lr = 1e-6", "use 1e-5 to 1e-4 for small models"),
         (f"minibatch_size = {max(1, batch_size // 2)}", "prompts per update"),
         "",
+        "[checkpoint]",
+        ("every = 10", "steps between checkpoints: what a stopped run repeats at most"),
+        "",
         "[evaluation]",
         ("every = 10", "steps between evaluations" if held_out else "requires held_out data: see [task] options"),
     ]
@@ -213,8 +216,6 @@ def _task_options(model: str, data: str, held_out: str | None, found: Data) -> I
         yield f"prompt_column = {_toml(found.prompt_column)}"
     if found.answer_column:
         yield f"answer_column = {_toml(found.answer_column)}"
-    if found.extra_columns:
-        yield f"extra_columns = [{', '.join(map(_toml, found.extra_columns))}]"
     if found.is_text and _has_chat_template(model):
         yield "chat = true"
 
@@ -233,7 +234,7 @@ def _columns(found: Data) -> str:
     """Options of `bapo reward test` for columns that it would not detect."""
     prompt = f" --prompt-column {found.prompt_column}" if found.prompt_column != "prompt" else ""
     answer = f" --answer-column {found.answer_column}" if found.answer_column else ""
-    return prompt + answer + (f" --columns {','.join(found.extra_columns)}" if found.extra_columns else "")
+    return prompt + answer
 
 
 def _toml(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import (
+    FreePorts,
     Quiet,
     Tokens,
     Verbose,
@@ -40,6 +41,7 @@ def train(
         ),
     ] = None,
     dry_run: DryRun = False,
+    free_ports: FreePorts = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -56,9 +58,9 @@ def train(
     """
     flags = [*(["--quiet"] if quiet else []), *(["--verbose"] if verbose else [])]
     if resume is not None:
-        _resume(resume, config, flags)
+        _resume(resume, [*(config or []), *(["--free-ports"] if free_ports else [])], flags)
     refuse_empty(config)
-    resolved = load_named(config)
+    resolved = load_named(config, free_ports=free_ports)
     refuse_unnamed(config or [])
     if dry_run:
         dry_run_of(resolved, "train")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bapo.cli.arguments import AUTO, Tokens, free_name, hand_over, load_named, run_path, split_tokens
+from bapo.cli.arguments import AUTO, FreePorts, Tokens, free_name, hand_over, load_named, run_path, split_tokens
 from bapo.cli.training.start import DryRun, create_run, dry_run_of, refuse_unnamed
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config, RunConfig
@@ -25,6 +25,7 @@ def up(
         str | None, typer.Option("--run", metavar="RUN", help="For up buffer: run directory to create or reopen.")
     ] = None,
     dry_run: DryRun = False,
+    free_ports: FreePorts = False,
 ) -> None:
     """Start the services of a run without its learner.
 
@@ -38,11 +39,11 @@ def up(
     """
     run = run_path(run) if run else None
     if config and config[0] == BUFFER_ALONE:
-        up_buffer(config[1:], run, dry_run=dry_run)
+        up_buffer([*(["--buffer.port=0"] if free_ports else []), *config[1:]], run, dry_run=dry_run)
         return
     if run is not None:
         raise ConfigError(f"--run is only for `bapo up buffer`; otherwise use --run.name {Path(run).name}")
-    resolved = load_named(config)
+    resolved = load_named(config, free_ports=free_ports)
     refuse_unnamed(config or [])
     if dry_run:
         dry_run_of(resolved, "up")

@@ -110,6 +110,11 @@ class TokenSet:
         write_private(self.accepted_path, "".join(f"{line}\n" for line in lines))
 
 
+def set_of_run(run: Path) -> TokenSet:
+    """The tokens of a run's services: its own, or the set that BAPO_TOKEN_SET names."""
+    return TokenSet(os.environ.get(SET) or run / FOLDER)
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace a private file in a private folder. Raises: OSError."""
     path.parent.parent.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)

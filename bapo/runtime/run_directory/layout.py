@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -273,9 +274,16 @@ class RunDirectory:
 
     @property
     def resume_point(self) -> str:
-        """Where a resumed run begins, in words."""
-        step = self.latest_checkpoint()
-        return f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
+        """Where a resumed run begins and what it repeats, in words."""
+        step = self.latest_checkpoint() or 0
+        start = f"from the checkpoint of step {step}" if step else "from step 1, as it has no checkpoint yet"
+        with suppress(RecordError):  # damaged: resuming reports it
+            rows = self.read_metrics()
+            num_repeated = rows[-1]["step"] - step if rows else 0
+            if num_repeated > 0:
+                steps = "1 finished step is" if num_repeated == 1 else f"{num_repeated} finished steps are"
+                return f"{start} ({steps} repeated{'' if step else ' with the same batches'})"
+        return start
 
     @property
     def how_to_resume(self) -> str:

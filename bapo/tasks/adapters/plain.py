@@ -19,6 +19,9 @@ from bapo.core.types import Prompt
 from bapo.tasks.base import columns_of
 from bapo.tasks.user_functions import call_with, load_function, settled
 
+PARAMETERS_OF = {"completions": "TRL", "solution_str": "verl", "data_source": "verl"}
+"""Names that only functions of other frameworks have."""
+
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:
     """Wrap the function; called once per response. Raises: ConfigError."""
@@ -37,7 +40,12 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | Non
 
 def _check_arguments(name: str, function: Callable[..., Any]) -> None:
     try:
-        inspect.signature(function).bind(None, "")
+        signature = inspect.signature(function)
+        for parameter, framework in PARAMETERS_OF.items():
+            if parameter in signature.parameters:
+                prefix = framework.lower()
+                raise ConfigError(f"reward {name!r} looks like {framework}'s reward function: write {prefix}:{name}")
+        signature.bind(None, "")
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"reward {name!r} must be callable as reward(prompt, text): {error}; "

@@ -19,6 +19,9 @@ from bapo.core.types import Prompt
 from bapo.tasks.base import columns_of, conversation_of
 from bapo.tasks.user_functions import call_with, load_function, settled
 
+GRADES_GROUPS = True
+"""The function is called with all completions of a prompt together."""
+
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float | None]]:
     """Wrap the function; called once per group. Raises: ConfigError."""

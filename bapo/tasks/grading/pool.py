@@ -145,8 +145,7 @@ class GraderPool:
     def _told(self, what: object, prompt: Prompt) -> str:
         name = self._task.reward or self._task.options.get("reward")
         verifier = f"the reward {name!r}" if name else f"the verifier of task {prompt.task!r}"
-        row = f" ({prompt.answer[ROW]})" if ROW in prompt.answer else ""
-        return f"{verifier} {what} on prompt {prompt.prompt_id}{row}"
+        return f"{verifier} {what}{prompt_words(prompt)}"
 
     def close(self) -> None:
         """Kill the children; those that grade now are not replaced."""
@@ -270,6 +269,11 @@ class _Child:
         except subprocess.TimeoutExpired:
             # A verifier may close what it does not own, and leave threads that Python waits for at its end.
             return VerifierKilledError(f"closed the pipe to its worker {what} and was killed")
+
+
+def prompt_words(prompt: Prompt) -> str:
+    """The end of a message about a prompt: its id, and its row where it has one."""
+    return f" on prompt {prompt.prompt_id}" + (f" ({prompt.answer[ROW]})" if ROW in prompt.answer else "")
 
 
 def _memory_bytes(pid: int) -> int:

@@ -32,7 +32,7 @@ from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.process import watch_parent
-from bapo.tasks.base import GradesGroups, LoadsReward, Task
+from bapo.tasks.base import ROW, GradesGroups, LoadsReward, Task
 from bapo.tasks.guard import share_of
 from bapo.tasks.registry import expert_of, load_task, with_reward
 from bapo.tasks.rewards import load_reward
@@ -65,11 +65,19 @@ def read_frame(file: BinaryIO) -> dict[str, Any] | None:
 
 def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
     """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
-    shown = f"(on the response {texts[0][:200]!r})" if len(texts) == 1 else f"(on {len(texts)} responses)"
+    shown = f"(on the response {texts[0][:200]!r})" if len(set(texts)) == 1 else f"(on {len(texts)} responses)"
     try:
         return _checked(_rewards_of(task, prompt, texts), texts, reward_range)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
-        return {"failed": f"raised {_described(error)}{place_of(error)} {shown}"}
+        return {"failed": f"raised {_described(error)}{place_of(error)} {shown}{_hint(error, prompt)}"}
+
+
+def _hint(error: Exception, prompt: Prompt) -> str:
+    """Advice for a function that reads a column which the prompts do not have."""
+    name = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if ROW not in prompt.answer or not isinstance(name, str) or name in prompt.answer:
+        return ""
+    return f"; for a column {name!r} of the data, set task.options.extra_columns (bapo reward test: --columns {name})"
 
 
 def _rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:

@@ -13,11 +13,13 @@ from itertools import islice
 
 from bapo.core.errors import ConfigError, GradingError
 from bapo.core.types import Prompt
-from bapo.tasks.base import ROW
+from bapo.tasks.base import ROW, Task
 from bapo.tasks.dataset import Columns, Conversations, prompt_of, read_rows
-from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.grading.pool import GraderPool, prompt_words
 
 RIGHT, PARTLY, WRONG, BUSY = "right", "partly", "wrong", "verifier_busy"
+MAX_SHOWN = 80
+"""Characters of a response."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +40,8 @@ class Trial:
     slowest_s: float = 0.0
     slowest: str = ""
     """Where the row stands whose gold answer took longest."""
-    problems: list[str] = field(default_factory=list)
-    """One sentence for each row that is not right."""
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """(row, what is wrong with it) for each row that is not right."""
 
     @property
     def num_rows(self) -> int:
@@ -64,45 +66,69 @@ def read_prompts(source: str, columns: Columns, limit: int, trial: Trial) -> lis
             prompts.append(prompt_of(row, columns, write))
         except ConfigError as error:
             trial.unreadable += 1
-            trial.problems.append(str(error))
+            where, _, what = str(error).partition(": ")
+            trial.problems.append((where, what))
 
 
 def try_reward(
-    graders: GraderPool, prompts: Sequence[Prompt], gold_of: Callable[[Prompt], str], trial: Trial
+    graders: GraderPool, prompts: Sequence[Prompt], gold_of: Callable[[Prompt], str], trial: Trial, *, copies: int
 ) -> Iterator[int]:
-    """Grade every prompt; yields how many are done."""
+    """Grade every prompt; yields how many are done.
+
+    Args:
+        copies: of a response that are graded at once: 2 finds a list of the wrong length.
+    """
     for done, (prompt, other) in enumerate(zip(prompts, _others(prompts), strict=True), start=1):
         gold, where = gold_of(prompt), str(prompt.answer[ROW])
         began = time.monotonic()
-        result, problem = _graded(graders, prompt, gold, where)
-        took_s = time.monotonic() - began
+        result, problem = try_response(graders, prompt, gold, copies=copies)
+        took_s = (time.monotonic() - began) / copies
         trial.results[result] = trial.results.get(result, 0) + 1
         trial.total_s += took_s
         if took_s > trial.slowest_s:
             trial.slowest_s, trial.slowest = took_s, where
         if problem:
-            trial.problems.append(problem)
+            trial.problems.append((f"{where} ({gold[:MAX_SHOWN]!r})", problem))
         if other is not None and result in (RIGHT, PARTLY, WRONG):
             trial.others_tried += 1
-            result, problem = _graded(graders, prompt, gold_of(other), where)
+            gold = gold_of(other)
+            result, problem = try_response(graders, prompt, gold, copies=copies)
             trial.others_right += result == RIGHT
             if result not in (RIGHT, PARTLY, WRONG):
                 trial.others_failed += 1
-                trial.problems.append(f"with another row's answer, {problem}")
+                trial.problems.append((f"{where} ({gold[:MAX_SHOWN]!r})", f"with another row's answer, {problem}"))
         yield done
 
 
-def _graded(graders: GraderPool, prompt: Prompt, text: str, where: str) -> tuple[str, str]:
+def try_first(graders: GraderPool, task: Task) -> tuple[bool, str]:
+    """(whether grading fails, what is wrong) with the gold answer of the first training prompt; "": nothing.
+
+    Two responses are graded at once, as functions of groups need it. Raises: ConfigError: no data.
+    """
+    prompt = task.prompts("train")[0]
+    gold = task.gold(prompt)
+    result, problem = try_response(graders, prompt, gold or "", copies=2)
+    failed = result not in (RIGHT, PARTLY, WRONG)
+    if not problem or (gold is None and not failed):
+        return False, ""
+    advice = "; task.options.gold_format says what a correct response looks like" if result == WRONG else ""
+    where = prompt.answer.get(ROW, prompt.prompt_id)
+    return failed, f"{where} ({(gold or '')[:MAX_SHOWN]!r}): {problem}{advice}"
+
+
+def try_response(graders: GraderPool, prompt: Prompt, text: str, *, copies: int) -> tuple[str, str]:
+    """(result, what is wrong) of a gold answer; rows with the same trouble have the same words."""
     try:
-        grades = graders.grade(prompt, [text])
+        grades = graders.grade(prompt, [text] * copies)
     except GradingError as error:
-        return str(getattr(error, "reason", "grading")), str(error)
+        what = str(error).replace(f" (on the response {text[:200]!r})", "")
+        return str(getattr(error, "reason", "grading")), what.replace(prompt_words(prompt), "")
     if grades.num_busy:
-        return BUSY, f"{where}: the gold answer {text[:200]!r} keeps the verifier busy"
+        return BUSY, "the gold answer keeps the verifier busy"
     reward = float(grades.rewards[0])
     if reward == 1.0:
         return RIGHT, ""
-    return WRONG if reward == 0.0 else PARTLY, f"{where}: the reward of the gold answer {text[:200]!r} is {reward:g}"
+    return WRONG if reward == 0.0 else PARTLY, f"the reward of the gold answer is {reward:g}"
 
 
 def _others(prompts: Sequence[Prompt]) -> list[Prompt | None]:

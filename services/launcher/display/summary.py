@@ -64,6 +64,7 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
     for what, lost in losses_of(run):
         table.add_row(what, lost)
+    table.add_row("page", f"bapo view {run.path} (needs no token)")
     table.add_row("report", str(run.report_path))
     for name, value in _checkpoints(run):
         table.add_row(name, value)

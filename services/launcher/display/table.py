@@ -149,7 +149,10 @@ def packed(parts: Iterable[str], width: int) -> Text:
 
 
 def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts."""
+    """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts.
+
+    An evaluation during the run has only the first prompts; the change is over those.
+    """
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = [row for row in evaluations if row["split"] == split]
         first, newest = rows[0], rows[-1]
@@ -157,7 +160,8 @@ def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{split} {percent(first['accuracy'])} (step {first['step']})"
             continue
         before, after = shared_means([first["rewards"], newest["rewards"]])
-        yield f"{split} {_accuracy(first, before)} -> {_accuracy(newest, after)} (step {newest['step']})"
+        part = f", first {len(after)} prompts" if 0 < len(after) < first["num_prompts"] else ""
+        yield f"{split} {_accuracy(first, before)} -> {_accuracy(newest, after)} (step {newest['step']}{part})"
 
 
 def _accuracy(row: Mapping[str, Any], means: Sequence[float]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ import psutil
 
 from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.analysis.trackers.base import refuse_unusable
+from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
 from bapo.core.plugins import module_names
@@ -40,6 +43,7 @@ from bapo.runtime.model_files import (
     num_parameters,
     weight_files,
 )
+from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.vision import missing_package, vision_model
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
@@ -92,8 +96,7 @@ def preflight(
 
 def preflight_buffer(config: Config) -> None:
     """Preflight for only the buffer service, which needs neither model nor task."""
-    own = f"port {config.buffer.port} ({BUFFER})"
-    _refuse([*(check for check in ports(config) if check.name == own), redis(config)])
+    _refuse([*ports(config, only=BUFFER), redis(config)])
 
 
 def _refuse(found: Iterable[Check]) -> None:
@@ -144,16 +147,22 @@ def _mapped() -> str:
         return ""
 
 
-def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
+def ports(config: Config, *, with_learner: bool = True, only: str | None = None) -> Iterator[Check]:
+    """One check for each port that is free, and one for all that are in use.
+
+    Args:
+        only: the process whose port is checked; None: all that start.
+    """
+    hosts = {
+        "buffer.port": config.buffer.host,
+        "rollout.port": config.rollout.host,
+        "dashboard.port": config.dashboard.host,
+    }
+    taken: dict[int, str] = {}
     for process, key, port in configured_ports(config):
         is_ours = not (process == LEARNER and not with_learner) and not (key == "buffer.port" and config.buffer.url)
-        if port == 0 or not is_ours:
+        if port == 0 or not is_ours or process != (only or process):
             continue
-        hosts = {
-            "buffer.port": config.buffer.host,
-            "rollout.port": config.rollout.host,
-            "dashboard.port": config.dashboard.host,
-        }
         host = hosts.get(key, LOOPBACK)
         try:
             with socket.socket() as probe:
@@ -161,13 +170,35 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
         except OSError as error:
-            detail = (
-                f"{key}: cannot listen on {host}:{port}: {error.strerror}; another run or program may be using it. "
-                f"Stop it, or use a free port with --{key} 0"
-            )
+            if error.errno == errno.EADDRINUSE:
+                taken[port] = key
+                continue
+            detail = f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another host or port"
             yield Check(name=f"port {port} ({process})", status="fail", detail=detail)
         else:
             yield Check(name=f"port {port} ({process})", status="ok", detail="free")
+    if taken:
+        yield Check(name="ports", status="fail", detail=_in_use(config, taken))
+
+
+def _in_use(config: Config, taken: Mapping[int, str]) -> str:
+    """Which ports, of which run, and what to do: one sentence for the six that a second run finds taken."""
+    numbers = sorted(taken)
+    starts = [port for port in numbers if port - 1 not in taken]
+    ends = [port for port in numbers if port + 1 not in taken]
+    ranges = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    what = f"port {ranges} ({taken[numbers[0]]}) is" if len(numbers) == 1 else f"ports {ranges} are"
+    owner, advice = "another program", "stop it"
+    for run in map(RunDirectory, Path(config.run.root).glob("*/")):
+        with suppress(BapoError):
+            if run.is_under_way and _ports_of(run) & taken.keys():
+                owner, advice = f"run {run.name} (pid {run.read_run()['pid']})", f"stop it with bapo stop {run.path}"
+                break
+    return f"{what} in use by {owner}: {advice}, or start this run on free ports with --free-ports"
+
+
+def _ports_of(run: RunDirectory) -> set[int]:
+    return {port for _, _, port in configured_ports(load_resolved(run.config_path))}
 
 
 def redis(config: Config) -> Check:
@@ -244,7 +275,7 @@ def model_files(config: Config) -> Check:
 def data(config: Config) -> Check:
     """The task loads, its training split fills a batch, and the model can read its images, if any."""
     try:
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
         config.evaluation.require_splits(task.held_out_splits)
         num_train = len(task.prompts("train"))
         held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)

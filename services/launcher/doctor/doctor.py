@@ -157,7 +157,7 @@ def gold(config: Config) -> Check:
     """The reward of known correct answers is 1; otherwise the model cannot learn."""
     name = "reward on gold answers"
     try:
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
         pairs = ((prompt, task.gold(prompt)) for prompt in task.prompts("train"))
         known = list(islice(((prompt, text) for prompt, text in pairs if text is not None), NUM_GOLD))
         if not known:
@@ -191,7 +191,7 @@ def tokenizer(config: Config) -> Check:
         from transformers import AutoTokenizer  # here: it takes seconds to import
 
         encoder = AutoTokenizer.from_pretrained(config.model.path, local_files_only=Path(config.model.path).is_dir())
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
         prompts = task.prompts("train")[:NUM_ROUND_TRIPS]
     except (BapoError, ImportError, OSError, ValueError) as error:
         detail = f"cannot load the tokenizer of {config.model.path}: {str(error).splitlines()[0]}"

@@ -2,7 +2,7 @@
 
     checks that take seconds  ->  the processes  ->  time, from an earlier run of the same size
 
-Does not check whether model and data fit into memory, or the reward of correct answers: use `bapo doctor`.
+Does not check whether model and data fit into memory, or the rewards of rows after the first: use `bapo doctor`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +24,9 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import duration, plain
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import RATE_STEPS
+from bapo.tasks.base import Task
+from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.grading.trial import try_first
 from bapo.tasks.registry import load_task
 from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
 from services.launcher.doctor import checks
@@ -72,8 +77,7 @@ def steps(config: Config, *, with_learner: bool) -> Iterator[Step]:
     yield "Redis", lambda: [checks.redis(config)]
     yield "trackers", lambda: checks.trackers(config)
     yield f"model {config.model.path}", lambda: [checks.model_files(config)]
-    yield f"data of task {config.task.name}", lambda: data_and_first_row(config)
-    yield "the reward", lambda: list(checks.reward(config))
+    yield f"data and reward of task {config.task.name}", lambda: data_and_reward(config)
 
 
 def free_name(config: Config) -> Check:
@@ -94,19 +98,34 @@ def gpus(config: Config, *, with_learner: bool) -> Check:
     return Check(name="gpus", status="ok", detail=plan.sentence())
 
 
-def data_and_first_row(config: Config) -> list[Check]:
-    """The task loads and its prompts fill a batch; also shows the first prompt."""
+def data_and_reward(config: Config) -> list[Check]:
+    """The task loads, its prompts fill a batch, and the reward grades the first gold answer; shows the first prompt."""
     check = checks.data(config)
     if check.status == "fail":
-        return [check]
+        return [check, *checks.reward(config)]
     try:
-        first = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")[0]
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+        first = task.prompts("train")[0]
     except BapoError as error:  # the file may change meanwhile
         return [Check(name="data", status="fail", detail=str(error))]
     answer = ", ".join(f"{key} {value!r}" for key, value in first.answer.items() if key in ("answer", "target"))
     shown = plain(first.text if len(first.text) <= PROMPT_CHARS else f"{first.text[:PROMPT_CHARS]}...")
     detail = f"{shown}" + (f"   -> {plain(answer[:PROMPT_CHARS])}" if answer else "")
-    return [check, Check(name="first prompt", status="ok", detail=detail)]
+    return [check, Check(name="first prompt", status="ok", detail=detail), *reward(config, task)]
+
+
+def reward(config: Config, task: Task) -> Iterator[Check]:
+    """A user's reward gives 1 to the gold answer of the first row, in a grading process."""
+    name = config.task.reward or config.task.options.get("reward")
+    if name is None:
+        return
+    try:
+        with closing(GraderPool(config.task, num_children=1)) as graders:
+            failed, trouble = try_first(graders, task)
+    except BapoError as error:
+        failed, trouble = True, str(error)
+    status: Literal["ok", "warn", "fail"] = "fail" if failed else "warn" if trouble else "ok"
+    yield Check(name="reward", status=status, detail=trouble or f"{name} grades the gold answer of the first row")
 
 
 def processes(config: Config, *, with_learner: bool) -> Iterator[str]:

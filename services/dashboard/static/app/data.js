@@ -20,7 +20,12 @@ export function keyOf(endpoint, query = {}) {
 
 class Service {
   isExported = false;
-  needsToken = document.querySelector('meta[name="bapo-token"]') !== null;
+  /** Folder of the run's tokens; "": on another machine; undefined: none is needed. */
+  tokens = document.querySelector('meta[name="bapo-token"]')?.content;
+
+  get needsToken() {
+    return this.tokens !== undefined && !sessionStorage.getItem(TOKEN);
+  }
 
   /** Names of the runs that the same service shows at ../NAME/. */
   runs = JSON.parse(document.querySelector('meta[name="bapo-runs"]')?.content ?? "[]");
@@ -29,7 +34,7 @@ class Service {
    * request is sent: a browser writes every refused request on its console. */
   async get(endpoint, query = {}, { signal, run = null } = {}) {
     const token = sessionStorage.getItem(TOKEN);
-    if (this.needsToken && !token) throw new TokenNeeded("");
+    if (this.needsToken) throw new TokenNeeded("");
     let reply;
     try {
       reply = await fetch((run === null ? "" : `../${encodeURIComponent(run)}/`) + API + keyOf(endpoint, query), { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal });
@@ -39,6 +44,7 @@ class Service {
     }
     if (reply.ok) return reply.json();
     const said = await reply.json().catch(() => ({ message: `status ${reply.status}` }));
+    if (reply.status === 401 && token === sessionStorage.getItem(TOKEN)) sessionStorage.removeItem(TOKEN);
     if (reply.status === 401 || reply.status === 403) throw new TokenNeeded(said.message);
     throw new Refused(said.message);
   }

@@ -119,12 +119,18 @@ function askForToken(message) {
         content.focus();
       } },
     el("h2", { id: "token-title" }, "This run requires a token"),
-    el("p", {}, "The viewer token is enough for metrics: ", el("code", {}, "RUN/tokens/viewer/token"), ". Texts of prompts and responses need the operator's. It is kept until this tab is closed."),
+    el("p", {}, "Paste the content of ", el("code", {}, `${source.tokens || "RUN/tokens"}/operator/token`), ". The token in ", el("code", {}, "viewer/token"), " there shows numbers, but no texts of prompts and responses. It is kept until this tab is closed."),
+    el("p", {}, "Without a token, on the machine of the run: ", el("code", {}, "bapo view RUN")),
     message ? el("p", { class: "problem", role: "alert" }, message) : null,
     el("label", { for: "token" }, "Token"),
     input,
     el("button", { type: "submit" }, "Show the run"),
   );
+  if (source.needsToken) { // the figures would never load
+    shown?.view.unmount();
+    shown = null;
+    content.replaceChildren();
+  }
   content.prepend(form);
   input.focus();
 }

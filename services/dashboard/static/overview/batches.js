@@ -143,7 +143,7 @@ export const rewardCard = (grid) =>
   curves(grid, {
     title: "Mean reward", id: "reward", note: "Over all fresh responses of a step, before filtering: r_tot (Fig. 4).",
     lines: [["reward_mean", "r_tot", "series-1"]], y: { min: 0, name: "reward" }, height: 260,
-    says: (steps, index) => `Step ${steps.step[index]}: ${decimal(steps.reward_mean[index])}; mean of the last 20 steps ${decimal(over(steps, "reward_mean", index))}.`,
+    says: (steps, index) => `Step ${steps.step[index]}: ${decimal(steps.reward_mean[index])}; mean of the last ${plural(Math.min(20, index + 1), "step")} ${decimal(over(steps, "reward_mean", index))}.`,
   });
 
 export const policyCards = (grid) => [
