@@ -109,15 +109,15 @@ ALIASES: dict[tuple[str, ...], str] = {
 _ALWAYS_VLLM = "always on: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
 _NO_LORA = "LoRA is not supported: all weights are trained"
 _ADVICE = {
-    "loss_type": 'a preset here: preset = "grpo", "dr-grpo", "dapo" or "cispo"; bnpo: loss.aggregation = "token_mean"',
-    "importance_sampling_level": 'a preset here: "sequence" is preset = "gspo"',
-    "scale_rewards": 'here it is loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"',
-    "per_device_train_batch_size": "here it is algorithm.batch_size, in prompts: "
+    "loss_type": 'use a preset: preset = "grpo", "dr-grpo", "dapo" or "cispo"; bnpo: loss.aggregation = "token_mean"',
+    "importance_sampling_level": 'use a preset: "sequence" is preset = "gspo"',
+    "scale_rewards": 'use loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"',
+    "per_device_train_batch_size": "use algorithm.batch_size, in prompts: "
     "per_device_train_batch_size x devices x gradient_accumulation_steps / num_generations",
     "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
-    "num_train_epochs": "here it is run.num_steps, in learner steps",
-    "warmup_ratio": "here it is learner.warmup_steps, in steps",
-    "report_to": 'here it is tracking.to, such as ["wandb"]',
+    "num_train_epochs": "use run.num_steps, in learner steps",
+    "warmup_ratio": "use learner.warmup_steps, in steps",
+    "report_to": 'use tracking.to, such as ["wandb"]',
     "logging_steps": "every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
     "log_completions": "the page shows responses: bapo view RUN",
     "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
@@ -136,7 +136,7 @@ def advice_for(written: tuple[str, ...]) -> str | None:
     if found := _ADVICE.get(written[-1]):
         return found
     ours = our_key(written)
-    return f"here it is {ours}" if ours else None
+    return f"use {ours}" if ours else None
 
 
 def our_key(written: tuple[str, ...]) -> str | None:

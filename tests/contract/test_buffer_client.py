@@ -202,9 +202,8 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     assert (client.enqueue([]), client.renew("w", [])) == (2, ["a"])  # one call each: the service may have a word on it
     expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
     assert scripted.calls == expected
-    monkeypatch.setattr(
-        "bapo.transport.buffer_client.MAX_REQUEST_BYTES", 500
-    )  # a request has 234 bytes, a long one more than 2,000
+    # A request has about 300 bytes, a long one more than 2,000.
+    monkeypatch.setattr("bapo.transport.buffer_client.MAX_REQUEST_BYTES", 650)
     long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
     client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])
     assert scripted.calls[8:] == ["POST /requests"] * 5  # ab, cd, e, f alone, ab

@@ -217,7 +217,7 @@ def test_a_request_whose_prompt_has_no_tokens_fails_alone(engine: Engine) -> Non
 def test_a_file_that_is_no_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'vllm'.*scripted, scripted_actor, vllm"):
         engine_module("vlm")
-    with pytest.raises(ConfigError, match="unknown engine 'base'"):
+    with pytest.raises(ConfigError, match="there is no engine 'base'"):
         engine_module("base")
 
 

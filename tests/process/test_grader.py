@@ -140,12 +140,12 @@ def test_a_verifier_that_takes_too_much_memory_is_killed_and_has_rewarded_nothin
 
 def test_a_verifier_whose_process_dies_while_it_starts_has_graded_nothing(make_pool: MakePool) -> None:
     pool = make_pool("obey")
-    with pytest.raises(VerifierKilledError, match="exit code 7 while grading") as caught:
+    with pytest.raises(VerifierKilledError, match="exited with code 7 while grading") as caught:
         pool.grade(make_prompt(), ["exit"])
     assert caught.value.reason == "verifier_killed"
     (its_successor,) = pool._children
     its_successor._process.kill()
-    with pytest.raises(VerifierKilledError, match="exit code -9 before it was ready to grade"):
+    with pytest.raises(VerifierKilledError, match="exited with code -9 before it was ready to grade"):
         pool.grade(make_prompt(), ["fine"])
     assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]
 

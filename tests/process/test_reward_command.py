@@ -82,7 +82,7 @@ def test_every_kind_of_trouble_is_counted_and_told_with_its_row(tmp_path: Path) 
     assert found["accuracy"] == pytest.approx(1 / 6)
     told = "\n".join(found["problems"])
     assert "raised KeyError: 'nums' (rewards.py line 15)" in told
-    for row, what in [(2, "KeyError"), (3, "ungraded"), (4, "exit code 3"), (5, "rewarded 0.5"), (6, "no answer")]:
+    for row, what in [(2, "KeyError"), (3, "ungraded"), (4, "code 3"), (5, "gold answer is 0.5"), (6, "no answer")]:
         assert any(f"row {row}" in problem and what in problem for problem in found["problems"]), (row, told)
 
 
@@ -208,5 +208,5 @@ def test_gold_answers_in_deepscalers_layout_are_fit_for_mathematics(tmp_path: Pa
     ]
     result = CliRunner().invoke(app, [*command, "--timeout-s", "60"])
     assert result.exit_code == 0, result.output
-    assert "gold answers rewarded 1   9 of 9 (100.0%)" in result.output
+    assert "gold answers with reward 1   9 of 9 (100.0%)" in result.output
     assert "other answers rewarded 1  0 of 9" in result.output

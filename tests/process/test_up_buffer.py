@@ -90,7 +90,7 @@ def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(t
         said = stopped_by_command(run, process)
         second, _ = process.communicate(timeout=60)
     assert "started by process" in said
-    assert f"Restart it with its data: bapo up buffer --run {run}" in said
+    assert f"it stores: bapo up buffer --run {run}" in said
     assert "  stores step" not in first
     assert "  stores step 0, 2 open requests, 0 fresh groups\n" in second
 

@@ -221,15 +221,15 @@ def test_an_override_of_another_form_is_refused(tokens: list[str], message: str)
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
-        (["--loss.name", "dr_grpo"], '--loss.name = "dr_grpo": a preset here: preset = "dr-grpo"'),
-        (["--loss.name", "dapo"], '--loss.name = "dapo": a preset here: preset = "dapo"'),
-        (["--loss.name", "bnpo"], 'Of TRL: loss.aggregation = "token_mean"'),
+        (["--loss.name", "dr_grpo"], '--loss.name = "dr_grpo": this is a preset: set preset = "dr-grpo"'),
+        (["--loss.name", "dapo"], '--loss.name = "dapo": this is a preset: set preset = "dapo"'),
+        (["--loss.name", "bnpo"], 'set loss.aggregation = "token_mean"'),
         (["--scale_rewards", "none"], '"center" for false or "none"'),
-        (["--loss.advantage_norm", "true"], "write center or pop_var or std_ddof1"),
+        (["--loss.advantage_norm", "true"], "must be center or pop_var or std_ddof1"),
         (["--use_vllm", "true"], "always on"),
-        (["--report_to", "wandb"], "here it is tracking.to"),
+        (["--report_to", "wandb"], "use tracking.to"),
         (["--per_device_train_batch_size", "8"], "in prompts"),
-        (["--eval_strategy", "steps"], "here it is evaluation.every"),
+        (["--eval_strategy", "steps"], "use evaluation.every"),
     ],
 )
 def test_what_trl_writes_leads_to_what_is_accepted_here(tokens: list[str], words: str) -> None:

@@ -58,7 +58,7 @@ def test_files_that_are_not_there_are_named_all_together_with_where_they_come_fr
     said = str(caught.value)
     assert "deepscaler.parquet (train is agentica-org/DeepScaleR-Preview-Dataset:train" in said
     assert "a.jsonl (aime24 is HuggingFaceH4/aime_2024:train" in said
-    assert "mine.jsonl does" in said
+    assert "mine.jsonl not found" in said
 
 
 def test_sets_by_name_come_from_the_hub_and_a_wrong_name_is_refused() -> None:
