@@ -322,12 +322,13 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
 
 
 def prompt_digest(prompt: Prompt) -> str:
-    """Digest of a prompt's text, task and answer, which must match between a request and its group.
+    """Digest of a prompt's text, task, answer and images, which must match between a request and its group.
 
     Raises: ContractError for an answer that is not JSON.
     """
+    parts = [prompt.text, prompt.task, prompt.answer, *([prompt.images] if prompt.images else [])]
     try:
-        content = json.dumps([prompt.text, prompt.task, prompt.answer], sort_keys=True, default=plain_number)
+        content = json.dumps(parts, sort_keys=True, default=plain_number)
     except (TypeError, ValueError) as error:
         raise ContractError(f"prompt {prompt.prompt_id}: its answer is not JSON: {error}", Refusal.HEADER) from error
     return xxh3_64_hexdigest(content.encode())

@@ -34,6 +34,7 @@ from torch import Tensor
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, StorageError
 from bapo.core.types import Canary
+from bapo.runtime.model_files import folder_of
 from bapo.runtime.run_directory.files import storing, to_disk
 from learner.distributed.sharding import gather_moments, load_moments, num_updates
 from learner.distributed.world import World
@@ -57,6 +58,8 @@ TOKENIZER_FILES = (
     "*.model",
     "chat_template*",
 )
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Image preprocessing settings of a vision-language model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +161,10 @@ class CheckpointWriter:
         policy.model.config.save_pretrained(folder)
         if policy.model.can_generate():
             policy.model.generation_config.save_pretrained(folder)
+        found = folder_of(self._config.model.path)
+        for name in IMAGE_FILES:
+            if found is not None and (found / name).is_file():
+                shutil.copyfile(found / name, folder / name)
         source = Path(self._config.model.path)
         if not source.is_dir():
             from transformers import AutoTokenizer  # only for a hub id; slow to import

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -53,10 +53,14 @@ def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
     return gather({**dict(policy.model.named_parameters()), **dict(buffers)}, dtype)
 
 
-def canary_tokens(seed: int, vocab_size: int) -> tuple[int, ...]:
-    """The token sequence for comparing engines with the learner; fixed for the run."""
+def canary_tokens(seed: int, known: Sequence[int]) -> tuple[int, ...]:
+    """The token sequence for comparing engines with the learner; fixed for the run.
+
+    Args:
+        known: tokens that can be sampled.
+    """
     rng = rng_for(seed, 0, "canary")
-    return tuple(rng.randrange(vocab_size) for _ in range(NUM_CANARY_TOKENS))
+    return tuple(known[rng.randrange(len(known))] for _ in range(NUM_CANARY_TOKENS))
 
 
 @torch.no_grad()
@@ -98,7 +102,7 @@ class WeightPublisher:
         self._folder = folder
         self._fleet = fleet
         self._rollback = rollback
-        self._canary_tokens = canary_tokens(config.run.seed, policy.model.config.vocab_size)
+        self._canary_tokens = canary_tokens(config.run.seed, policy.sampled_tokens)
         self.version = 0
         """Last published version; 0 before the first."""
         self.newest: WeightUpdate | None = None

@@ -93,7 +93,7 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
     checkpoint = open_checkpoint(flags.run.path / "checkpoints", step) if step else None
     alone = replace(flags, run=RunDirectory(scratch), extra=argparse.Namespace(resume=False))
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
-    learner = make_learner(alone, world, StopFlag(), Telemetry(), None, checkpoint)
+    learner = make_learner(alone, world, StopFlag(), Telemetry(), None, checkpoint, images=flags.run.images)
     if checkpoint:
         load_state(learner, checkpoint)
     return learner

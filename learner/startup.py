@@ -42,6 +42,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.files import storing
+from bapo.runtime.run_directory.images import ImageFiles
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url, rollout_url
@@ -170,8 +171,14 @@ def make_learner(
     telemetry: Telemetry,
     peers: Peers | None,
     checkpoint: Checkpoint | None,
+    images: ImageFiles | None = None,
 ) -> Learner:
-    """Create a learner with the weights of the base model or of the checkpoint. `peers`: only on rank 0."""
+    """Create a learner with the weights of the base model or of the checkpoint.
+
+    Args:
+        peers: only on rank 0.
+        images: those of another run directory than that of the flags.
+    """
     config, run_path = flags.config, flags.run.path
     policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
     reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
@@ -188,6 +195,7 @@ def make_learner(
             stop=stop,
             run_path=run_path,
             critic=critic,
+            images=(images or flags.run.images).read,
         ),
         publisher=WeightPublisher(
             config=config,

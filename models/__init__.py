@@ -1,1 +1,1 @@
-"""The project's own base model and how it is made: `python -m models.train_base_model --help`."""
+"""The project's own base models and how they are made: `python -m models.train_base_model`, `train_geometry_model`."""

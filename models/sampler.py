@@ -55,7 +55,7 @@ def sample_groups(
             prompt_ids_RT = torch.tensor([ids for _, ids in chunk])
             sampled = _sample(model, prompt_ids_RT, tokenizer.eos_token_id, max_new_tokens, generator, temperature)
             for (index, _), ids in zip(chunk, sampled, strict=True):
-                groups[index].append(_grade(tokenizer, task, prompts[index], ids))
+                groups[index].append(grade(tokenizer, task, prompts[index], ids))
     return groups
 
 
@@ -74,7 +74,7 @@ def _sample(
     alive = torch.arange(len(ids_RT))
     for _ in range(max_new_tokens):
         logits_RV = model(input_ids=ids_RT, past_key_values=cache, use_cache=True).logits[:, -1].float()
-        next_R = _choose(logits_RV, generator, temperature)
+        next_R = choose(logits_RV, generator, temperature)
         for row, token in zip(alive.tolist(), next_R.tolist(), strict=True):
             continuations[row].append(token)
         going_R = next_R != eos
@@ -87,14 +87,16 @@ def _sample(
     return continuations
 
 
-def _choose(logits_RV: Tensor, generator: torch.Generator, temperature: float) -> Tensor:
+def choose(logits_RV: Tensor, generator: torch.Generator, temperature: float) -> Tensor:
+    """The next token of each row; temperature 0 is greedy."""
     if temperature == 0.0:
         return logits_RV.argmax(-1)
     probabilities_RV = (logits_RV / temperature).softmax(-1)
     return torch.multinomial(probabilities_RV, 1, generator=generator).squeeze(1)
 
 
-def _grade(tokenizer: PreTrainedTokenizerFast, task: Task, prompt: Prompt, ids: list[int]) -> GradedResponse:
+def grade(tokenizer: PreTrainedTokenizerFast, task: Task, prompt: Prompt, ids: list[int]) -> GradedResponse:
+    """The response of these tokens."""
     text = tokenizer.decode(ids, skip_special_tokens=True)
     return GradedResponse(
         text=text,

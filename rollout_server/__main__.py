@@ -83,7 +83,10 @@ def main(flags: Flags) -> None:
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
     own_url = f"http://{host}:{listener.getsockname()[1]}"
     runner = Runner(config, flags.run, url, telemetry, own_url=own_url, one_of_several=flags.extra.one_of_several)
-    app = create_app(runner.fleet, telemetry, keyring, store=runner.store, refusal=lambda: runner.autoscaler.refusal)
+    app = create_app(
+        runner.fleet, telemetry, keyring, store=runner.store, images=flags.run.images,
+        refusal=lambda: runner.autoscaler.refusal,
+    )  # fmt: skip
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
     flags.run.write_port(ROLLOUT_SERVER, int(listener.getsockname()[1]))
@@ -214,10 +217,11 @@ class Runner:
     def _make_handle(self, worker_id: str) -> WorkerHandle:
         self._has_node.wait()
         if self._in_process:
-            return LocalHandle(make_worker(worker_id, self._config, self._url, run_path=self._run.path))
+            worker = make_worker(worker_id, self._config, self._url, run_path=self._run.path, server_url=self.own_url)
+            return LocalHandle(worker)
         from rollout_server.fleet.ray_node import RayHandle
 
-        return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id))
+        return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id), self.own_url)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ import bapo
 from bapo.core.errors import BapoError, ConfigError, Refusal, UnavailableError
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.images import ImageFiles
 from bapo.transport.http_guard import HttpGuard, Permissions, allow, error_answer, named_error
 from bapo.transport.rollout_client import PIECE_BYTES, weight_update_from_map
 from rollout_server.fleet.fleet import Fleet
@@ -33,6 +34,7 @@ ROUTES = (
     allow("POST", "/weights", Role.LEARNER),
     allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
     allow("GET", "/weights/files/{digest}", Role.WORKER),
+    allow("GET", "/images/{digest}", Role.WORKER),
     allow("GET", "/metrics", Role.VIEWER),
 )
 PERMISSIONS = Permissions(ROUTES)
@@ -75,12 +77,13 @@ def create_app(
     keyring: Keyring | None = None,
     *,
     store: WeightRelay | None = None,
+    images: ImageFiles | None = None,
     refusal: Callable[[], str] = lambda: "",
 ) -> FastAPI:
     """The API of one fleet. Without a keyring no token is needed.
 
     Args:
-        store: weight files for hosts that cannot read the learner's; None: without these routes.
+        store, images: weights and images for hosts that cannot read the run directory; None: without these routes.
         refusal: why the number of workers cannot be changed manually; empty if it can.
     """
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
@@ -105,6 +108,7 @@ def create_app(
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
     _add_weight_files(app, store)
+    _add_images(app, images)
     _add_health(app, fleet, telemetry)
     app.state.refused = partial(_count, telemetry)
     for kind in (BapoError, RequestValidationError, HTTPException):
@@ -127,6 +131,16 @@ def _add_weight_files(app: FastAPI, store: WeightRelay | None) -> None:
     def read(digest: str, offset: int, length: int) -> Response:
         """Return a chunk of a weight file for a worker's host."""
         return Response(store.read(digest, offset, length), media_type="application/octet-stream")
+
+
+def _add_images(app: FastAPI, images: ImageFiles | None) -> None:
+    if images is None:
+        return
+
+    @app.get("/images/{digest}", response_class=Response)
+    def image(digest: str) -> Response:
+        """Return an image of a prompt for a worker's host."""
+        return Response(images.read(digest), media_type="application/octet-stream")
 
 
 def _add_health(app: FastAPI, fleet: Fleet, telemetry: Telemetry) -> None:

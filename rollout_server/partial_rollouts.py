@@ -26,8 +26,9 @@ import numpy as np
 from bapo.core.errors import BapoError, ContractError
 from bapo.core.frames import KIND_PART, frame_start, open_frame
 from bapo.core.token_arrays import Float32s, Int32s, pairs_of, runs_of, versions_of
-from bapo.core.types import Purpose, RolloutRequest
+from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.runtime.run_directory.files import replace_file, storing
+from bapo.runtime.vision import ReadImage
 from rollout_server.engines.base import Continuation, Engine, Occupancy, SampledGroup
 
 log = logging.getLogger(__name__)
@@ -286,9 +287,9 @@ class SegmentedEngine:
         """As of the engine: paused groups do not use it."""
         return self._engine.occupancy
 
-    def check_prompts(self, texts: Sequence[str]) -> None:
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage) -> None:
         """As of the engine."""
-        self._engine.check_prompts(texts)
+        self._engine.check_prompts(prompts, image)
 
     def encode_response(self, text: str) -> Int32s:
         """As of the engine."""

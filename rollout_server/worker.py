@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,10 +24,12 @@ import psutil
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ContractError, UnavailableError
 from bapo.core.token_arrays import Int32s
-from bapo.core.types import Prompt, WeightUpdate
+from bapo.core.types import Prompt, RolloutRequest, WeightUpdate
+from bapo.runtime.vision import ReadImage
+from bapo.tasks.base import HasImages
 from bapo.tasks.registry import load_task
 from rollout_server.delivery import Buffer, Delivery, Grader, guarded_thread
-from rollout_server.engines.base import Engine, SampledGroup
+from rollout_server.engines.base import Engine, SampledGroup, no_image
 from rollout_server.experts import Experts
 from rollout_server.leases import Leases
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
@@ -51,6 +53,12 @@ NUM_GRADERS = 2
 """Two, so that one hung verifier does not block the other groups for `task.grading_timeout_s`."""
 
 
+class Images(Protocol):
+    """The part of `rollout_server.images.ImageSource` that a worker uses."""
+
+    def fetch(self, digests: Sequence[str]) -> None: ...
+
+
 class ClosableGrader(Grader, Protocol):
     """A grader with a `close`, which the worker calls."""
 
@@ -70,11 +78,13 @@ class Worker:
         make_grader: Callable[[Config], ClosableGrader],
         token: str | None = None,
         segments: Path | None = None,
+        images: Images | None = None,
     ) -> None:
         """
         Args:
             token: API token for the rollout server; None: the process's own.
             segments: directory of the partial rollouts (`rollout.generation_budget`); None: kept in memory only.
+            images: copies the images of a prompt to this host, where the engine reads them.
         """
         self.worker_id = worker_id
         self._config = config
@@ -84,6 +94,7 @@ class Worker:
         self._leases = Leases()
         self._counts = WorkerCounts()
         self._rate = Rate()
+        self._images = images
         has_budget = config.rollout.generation_budget is not None
         self._partial = PartialRolloutStore(segments) if has_budget else None
         self._sampler = Sampler(lambda: self._with_budget(make_engine(config)), self)
@@ -108,8 +119,8 @@ class Worker:
         try:
             self._grader = self._make_grader(self._config)
             self._sampler.start()
-            texts = _prompts_to_check(self._config)
-            self._sampler.call(lambda engine: engine.check_prompts(texts)).result()
+            prompts, image = _prompts_to_check(self._config)
+            self._sampler.call(lambda engine: engine.check_prompts(prompts, image)).result()
         except BaseException as error:  # re-raised; the report must include any error
             self.died(error)
             raise
@@ -266,6 +277,16 @@ class Worker:
             return
         self._silent_since = None
         for request in self._leases.add(requests):
+            self._submit(request)
+
+    def _submit(self, request: RolloutRequest) -> None:
+        try:
+            if self._images is not None:
+                self._images.fetch(request.prompt.images)
+        except BapoError as error:
+            assert self._delivery is not None  # created before the first claim
+            self._delivery.refuse_async(request.request_id, "no_image", str(error))
+        else:
             self._sampler.submit(request if self._experts is None else self._experts.to_sample(request))
 
     def _renew_all(self) -> None:
@@ -313,12 +334,12 @@ class Worker:
         thread.start()
 
 
-def _prompts_to_check(config: Config) -> list[str]:
-    """Prompt texts, evenly spaced over every split of the task."""
+def _prompts_to_check(config: Config) -> tuple[list[Prompt], ReadImage]:
+    """Prompts, evenly spaced over every split of the task, and a function that returns the files of their images."""
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-    texts: list[str] = []
+    chosen: list[Prompt] = []
     for split in ("train", *task.held_out_splits):
         prompts = task.prompts(split)
         stride = max(1, len(prompts) // NUM_CHECKED_PROMPTS)
-        texts.extend(prompt.text for prompt in prompts[::stride])
-    return texts
+        chosen.extend(prompts[::stride])
+    return chosen, task.image if isinstance(task, HasImages) else no_image

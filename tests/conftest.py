@@ -26,6 +26,7 @@ from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.runtime.auth.token_store import TokenSet
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.torchvision_build import complete_torchvision
 from tests.support.browser import chromium
 from tests.support.launch import Start, kill_family, start
 from tests.support.redis_server import RedisServer
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tests.support.learner_peers import Peers
     from tests.support.rollout import MemoryBuffer
 
+complete_torchvision()  # where one is installed: modules of tests import transformers
 TIERS = ("smoke", "process", "contract", "unit", "full")
 """In the order in which they run: what takes long begins first, so that no worker waits for another at the end."""
 TESTS = Path(__file__).parent

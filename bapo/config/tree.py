@@ -51,6 +51,11 @@ class ModelConfig(Frozen):
     """Folder in Hugging Face format, or a Hugging Face id, which is downloaded to the cache at the first start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the learner's forward pass and of the engines."""
+    freeze_vision: bool = False
+    """Train only the language model of a vision-language model; its vision tower is frozen (docs/images.md)."""
+    max_image_pixels: int | None = Field(None, ge=1)
+    """Downscale larger images before the model reads them, keeping the aspect ratio: fewer tokens, less memory. null:
+    the model's own limit."""
 
 
 class TaskConfig(Frozen):

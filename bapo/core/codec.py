@@ -44,6 +44,7 @@ from bapo.core.types import (
     Batch,
     Group,
     GroupResult,
+    ImageDigests,
     Outcome,
     Prompt,
     Purpose,
@@ -284,6 +285,7 @@ class _PromptFields(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     task: str
     answer: msgspec.Raw
+    images: ImageDigests = ()
 
 
 class HeaderFields(msgspec.Struct, forbid_unknown_fields=True, rename={"group_id": "id", "worker_id": "worker"}):
@@ -390,7 +392,7 @@ def _check_spans(fields: HeaderFields, spans: bytes, size: int) -> None:
 
 def _prompt(fields: _PromptFields) -> Prompt:
     answer = require_answer(unpack_plain(memoryview(fields.answer)))
-    return Prompt(prompt_id=fields.prompt_id, text=fields.text, task=fields.task, answer=answer)
+    return Prompt(prompt_id=fields.prompt_id, text=fields.text, task=fields.task, answer=answer, images=fields.images)
 
 
 def _timing(fields: HeaderFields) -> Timing:
@@ -402,7 +404,7 @@ def _timing(fields: HeaderFields) -> Timing:
     return Timing(claimed_at=claimed_at, sample_s=sample_s, grade_s=grade_s)
 
 
-_PROMPT_KEYS = Prompt.__struct_fields__
+_PROMPT_KEYS = ("prompt_id", "text", "task", "answer")
 _REQUEST_KEYS = tuple(field.name for field in fields(RolloutRequest))
 _OPTIONAL_KEYS = {"item", "rows", "kind", "outcomes"}
 _RESULT_KEYS = tuple(field.name for field in fields(GroupResult) if field.name not in _OPTIONAL_KEYS)
@@ -418,7 +420,7 @@ def purpose_word(purpose: Purpose) -> str:
 
 
 def prompt_map(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as a map. Raises: ContractError for an answer that is not a map."""
+    """A prompt as a map, without `images` if it has none. Raises: ContractError for an answer that is not a map."""
     if not isinstance(prompt.answer, Mapping):
         found = type(prompt.answer).__name__
         raise ContractError(
@@ -426,7 +428,8 @@ def prompt_map(prompt: Prompt) -> dict[str, Any]:
             f"none; got {found}",
             Refusal.HEADER,
         )
-    return {name: getattr(prompt, name) for name in _PROMPT_KEYS} | {"answer": dict(prompt.answer)}
+    values = {name: getattr(prompt, name) for name in _PROMPT_KEYS} | {"answer": dict(prompt.answer)}
+    return values | ({"images": list(prompt.images)} if prompt.images else {})
 
 
 def require_carried(prompt: Prompt) -> None:
@@ -435,6 +438,7 @@ def require_carried(prompt: Prompt) -> None:
     Raises: ContractError.
     """
     require_answer(prompt.answer)
+    _image_digests(prompt.prompt_id, prompt.images)
     try:
         size = len(msgpack.packb(prompt_map(prompt)))
     except (TypeError, ValueError, OverflowError) as error:  # halves of characters; integers beyond 64 bits
@@ -448,12 +452,21 @@ def require_carried(prompt: Prompt) -> None:
 
 def prompt_from_map(values: Mapping[str, Any]) -> Prompt:
     """A prompt from its map. Raises: ContractError."""
-    if not isinstance(values, dict) or values.keys() != set(_PROMPT_KEYS):
+    if not isinstance(values, dict) or values.keys() - {"images"} != set(_PROMPT_KEYS):
         raise ContractError(f"prompt has the keys {sorted(map(str, values))}", Refusal.HEADER)
     prompt_id, text, task, answer = values["prompt_id"], values["text"], values["task"], values["answer"]
     if not (isinstance(prompt_id, str) and isinstance(text, str) and isinstance(task, str)):
         raise ContractError("prompt_id, text and task must be strings", Refusal.HEADER)
-    return Prompt(prompt_id=prompt_id, text=text, task=task, answer=require_answer(answer))
+    images = _image_digests(prompt_id, values.get("images", ()))
+    return Prompt(prompt_id=prompt_id, text=text, task=task, answer=require_answer(answer), images=images)
+
+
+def _image_digests(prompt_id: str, values: Any) -> tuple[str, ...]:
+    """Raises: ContractError."""
+    try:
+        return msgspec.convert(values, ImageDigests)
+    except msgspec.ValidationError as error:
+        raise ContractError(f"prompt {prompt_id}: images: {error}", Refusal.HEADER) from error
 
 
 def require_answer(answer: Any) -> dict[str, Any]:

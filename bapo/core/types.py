@@ -47,7 +47,18 @@ class Outcome(IntEnum):
     """Not sampled: a solution of the task, graded like a response. Its rollout log-probs are 0 (LUFFY: pi_phi = 1)."""
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+IMAGE = "<image>"
+"""Placeholder of an image in a prompt's text."""
+IMAGE_DIGEST = "^[0-9a-f]{64}$"
+"""sha256 of an image file. It names a file, so nothing else is allowed."""
+MAX_IMAGES = 64
+"""Per prompt."""
+ImageDigests = Annotated[
+    tuple[Annotated[str, Meta(pattern=IMAGE_DIGEST, max_length=64)], ...], Meta(max_length=MAX_IMAGES)
+]
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt x and its run-wide identity u_i (eq. 4)."""
 
     prompt_id: str
@@ -58,6 +69,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the task that grades it."""
     answer: Mapping[str, Any]
     """What the task needs to grade: JSON values only."""
+    images: ImageDigests = ()
+    """sha256 of each image file, one per `<image>` in the text, in order; the files are RUN/images/<digest>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

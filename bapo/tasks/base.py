@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from bapo.core.codec import require_carried
 from bapo.core.errors import ConfigError, ContractError
+from bapo.core.types import IMAGE as IMAGE
 from bapo.core.types import Prompt
 
 
@@ -84,21 +85,44 @@ class HasExpert(Protocol):
         ...
 
 
+@runtime_checkable
+class HasImages(Protocol):
+    """Optional for a task: the images of its prompts (read and checked by `bapo.tasks.images`)."""
+
+    def image(self, digest: str) -> bytes:
+        """The PNG or JPEG file with this sha256, from a prompt of the task. Raises: KeyError if there is none."""
+        ...
+
+
 ROW, MESSAGES = "_row", "_messages"
 """Reserved keys of `Prompt.answer`: the prompt's position in its file and its original conversation."""
 
 
-def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, extra: Mapping[str, Any] | None = None) -> Prompt:
+def make_prompt(
+    task: str,
+    text: str,
+    answer: Mapping[str, Any],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    images: Sequence[str] = (),
+) -> Prompt:
     """Create a prompt whose id is the hash of its content, so that it is stable across epochs and runs (eq. 4).
 
     Args:
         extra: columns for the reward that do not change the prompt: stored in `answer`, excluded from the id.
+        images: digests of its images, one per `<image>` in the text, in order; the task provides the files
+            (`HasImages`).
     Raises: ConfigError if it cannot be serialized: an integer beyond 64 bits, a lone surrogate, an answer nested deeper
-        than 32 levels, more than 896 KiB in total.
+        than 32 levels, more than 896 KiB in total; or if the number of images is not that of `<image>`.
     """
-    content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
+    content = json.dumps([task, text, answer, *([images] if images else [])], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
-    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(extra or {}), **answer})
+    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(extra or {}), **answer}, images=tuple(images))
+    if images and text.count(IMAGE) != len(images):
+        raise ConfigError(
+            f"the prompt {text[:80]!r} of task {task!r} has {text.count(IMAGE)} {IMAGE} for {len(images)} images; "
+            f"write one {IMAGE} per image"
+        )
     try:
         require_carried(prompt)
     except ContractError as error:

@@ -4,7 +4,8 @@
     name = "dataset"
     options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards.py:score" }
 
-A prompt that is a list of messages is rendered with the model's chat template. Not supported: images, streaming.
+A prompt that is a list of messages is rendered with the model's chat template. Images are kept in memory, encoded. Not
+supported: streaming.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import IO, Any
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import MESSAGES, ROW, make_prompt
+from bapo.tasks.base import IMAGE, MESSAGES, ROW, make_prompt
 from bapo.tasks.chat import CHAT_DATE, Render, chat_template
+from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Reward, load_reward, reward_columns
 from bapo.tasks.user_functions import ALL
 
@@ -57,9 +59,13 @@ class Columns:
     system_prompt: str | None = None
     task: str = NAME
     """What prompts say of who grades them."""
+    images: str | None = None
+    """Column of the images; None: prompts are text."""
 
     def asked(self, value: Any) -> Any:
         """Prompt of a row: text, or messages if the row has them or the options build them."""
+        if self.images is not None and isinstance(value, list):
+            value = [in_words(message) for message in value]
         if isinstance(value, str):
             value = self.question_format.replace(QUESTION, value)
         if isinstance(value, str) and self.chat:
@@ -89,6 +95,7 @@ class DatasetTask:
         self._reward_name = reward
         self._gold_format = gold_format
         self._expert_column = expert_column
+        self._images = Images()
 
     @property
     def name(self) -> str:
@@ -114,6 +121,10 @@ class DatasetTask:
                 f"It has {', '.join(self._sources)}"
             )
         return self._splits[split]
+
+    def image(self, digest: str) -> bytes:
+        """The file of an image of a prompt that was read. Raises: KeyError."""
+        return self._images.image(digest)
 
     def load_reward(self) -> None:
         """Import the user's reward, if there is one. Raises: ConfigError."""
@@ -169,10 +180,10 @@ class DatasetTask:
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
         self._require_files()
-        splits = {split: _read_prompts(source, self._columns) for split, source in self._sources.items()}
-        # By its text: one data set writes an answer as 142, the other as 142.0.
-        held_out = {prompt.text for split in self.held_out_splits for prompt in splits[split].values()}
-        leaked = [prompt_id for prompt_id, prompt in splits[TRAIN].items() if prompt.text in held_out]
+        splits = {split: _read_prompts(source, self._columns, self._images) for split, source in self._sources.items()}
+        # Without the answer: one data set writes it as 142, the other as 142.0.
+        held_out = {_question(prompt) for split in self.held_out_splits for prompt in splits[split].values()}
+        leaked = [prompt_id for prompt_id, prompt in splits[TRAIN].items() if _question(prompt) in held_out]
         for prompt_id in leaked:
             del splits[TRAIN][prompt_id]
         if leaked:
@@ -210,6 +221,7 @@ def make_task(
     gold_format: str | None = None,
     expert_column: str | None = None,
     origins: Mapping[str, str] | None = None,
+    images_column: str | None = None,
     graded_by: str | None = None,
 ) -> DatasetTask:
     """Create the task from the `[task.options]` table.
@@ -236,6 +248,8 @@ def make_task(
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
         origins: name of a split -> where its file comes from, for the message when it is not there.
+        images_column: images of a prompt, one or a list: paths (relative to the data file), or maps with `bytes` or
+            `path`. The prompt has one `<image>` per image (docs/images.md).
         graded_by: `[task] reward`, which replaces `reward`; set by `load_task`.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
@@ -259,6 +273,7 @@ def make_task(
         question_format=question_format,
         chat=chat,
         system_prompt=system_prompt,
+        images=images_column,
         for_reward=reward_columns(name) if (name := graded_by or reward) else frozenset(),
     )
     return DatasetTask(
@@ -271,7 +286,7 @@ def make_task(
     )
 
 
-def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
+def _read_prompts(source: str, columns: Columns, images: Images) -> dict[str, Prompt]:
     """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
     prompts: dict[str, Prompt] = {}
     num_rows = 0
@@ -280,7 +295,7 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
         num_rows += 1
         if num_rows == 1:
             columns = replace(columns, answer=columns.answer or answer_column(row), prompt=prompt_column(row, columns))
-        prompt = prompt_of(row, columns, write)
+        prompt = prompt_of(row, columns, write, _images_of(row, columns, images, source))
         prompts.setdefault(prompt.prompt_id, prompt)
     if not prompts:
         raise ConfigError(f"dataset {source} has no rows")
@@ -289,8 +304,27 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     return prompts
 
 
-def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
-    """One row as a prompt. Raises: ConfigError that names the row."""
+def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
+    """What the model reads."""
+    return prompt.text, tuple(prompt.images)
+
+
+def _images_of(row: Row, columns: Columns, images: Images, source: str) -> list[str]:
+    """Digests of the row's images, which are stored in `images`."""
+    if columns.images is None or not row.has(columns.images):
+        return []
+    value = row.get(columns.images)
+    folder = Path(source).parent if is_file(source) else None
+    where = f"{row.where}: column {columns.images!r}"
+    return [images.add(one, where, folder) for one in (value if isinstance(value, list) else [value])]
+
+
+def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence[str] = ()) -> Prompt:
+    """One row as a prompt. Raises: ConfigError that names the row.
+
+    Args:
+        images: digests of its images.
+    """
     column, asked = columns.answer or answer_column(row), prompt_column(row, columns)
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
@@ -315,9 +349,14 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
             )
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {asked!r} must be text or messages, got {value!r:.80}")
+    if columns.images is not None and text.count(IMAGE) != len(images):
+        raise ConfigError(
+            f"{row.where}: the prompt has {text.count(IMAGE)} {IMAGE} for {len(images)} images in column "
+            f'{columns.images!r}; write one per image (task.options.question_format = "{IMAGE}{{prompt}}" adds it)'
+        )
     _check_json(row, extra | answer)
     try:
-        return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where})
+        return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where}, images=images)
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
 
@@ -325,7 +364,9 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
 def _for_reward(row: Row, columns: Columns) -> Iterator[tuple[str, Any]]:
     """The columns that the reward asks for; of those that it does not name, the ones that are JSON values."""
     for name, value in row.values.items():
-        if name != columns.prompt and (name in columns.for_reward or (ALL in columns.for_reward and _is_json(value))):
+        if name not in (columns.prompt, columns.images) and (
+            name in columns.for_reward or (ALL in columns.for_reward and _is_json(value))
+        ):
             yield name, value
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from bapo.core.errors import BapoError, ConfigError, did_you_mean
 from bapo.core.plugins import plugin, plugin_names
 from bapo.core.types import Prompt
-from bapo.tasks.base import HasExpert, HasExtract, Task
+from bapo.tasks.base import HasExpert, HasExtract, HasImages, Task
 from bapo.tasks.rewards import Reward
 from bapo.tasks.user_functions import load_function
 
@@ -180,3 +180,6 @@ class _RewardedTask:
 
     def expert(self, prompt: Prompt) -> str | None:
         return expert_of(self._task, prompt)
+
+    def image(self, digest: str) -> bytes:
+        return cast(HasImages, self._task).image(digest)

@@ -4,6 +4,7 @@
     PUT  /workers            {"num": N}
     GET  /weights            {"version": newest version that was published, or null}
     PUT  /weights/files/..   a piece of a file that the server cannot read itself
+    GET  /images/{digest}    an image of a prompt
     POST /weights            WeightUpdate -> {"seconds": {worker_id: s}}; with ?rollback=true also an older version
     GET  /readyz             200 when at least one worker samples
 

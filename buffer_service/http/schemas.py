@@ -10,7 +10,7 @@ from bapo.core.call_limits import MAX_RENEWALS, MAX_REQUESTS, MAX_RESPONSES
 from bapo.core.errors import ContractError
 from bapo.core.frames import MAX_PROMPT_BYTES, require_plain
 from bapo.core.text import plain
-from bapo.core.types import Prompt, Purpose, RolloutRequest
+from bapo.core.types import IMAGE_DIGEST, MAX_IMAGES, Prompt, Purpose, RolloutRequest
 from buffer_service.store.redis.frame_access import FrameLogin
 from buffer_service.store.redis.rows import pack
 
@@ -59,6 +59,8 @@ class PromptBody(Body):
     text: Text
     task: Text
     answer: dict[str, Any]
+    images: list[Annotated[str, StringConstraints(pattern=IMAGE_DIGEST)]] = Field([], max_length=MAX_IMAGES)
+    """sha256 of its image files."""
 
     @model_validator(mode="after")
     def can_be_stored_and_answered(self) -> Self:
@@ -129,7 +131,8 @@ class RequestBody(Body):
     def to_request(self) -> RolloutRequest:
         """Convert to a RolloutRequest."""
         fields = self.model_dump(exclude={"prompt", "purpose"})
-        return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**self.prompt.model_dump()))
+        prompt = self.prompt.model_dump() | {"images": tuple(self.prompt.images)}
+        return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**prompt))
 
 
 def _at_most(most: int, instead: str = "split them into several calls") -> BeforeValidator:

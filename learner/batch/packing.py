@@ -4,9 +4,9 @@
 
 Suffixes: E groups of the batch, R responses, M response tokens (trained), N packed tokens (computed).
 
-Nothing is padded. A prompt is packed once per micro-batch for all responses of its group that are in it, and the last
-token of a response is not packed, because nothing is predicted from it. Neither cutting nor dealing changes the loss:
-each response token carries its weight over the whole mini-batch (`losses.objective.token_weights`).
+Nothing is padded. A prompt, with its images, is packed once per micro-batch for all responses of its group that are in
+it, and the last token of a response is not packed, because nothing is predicted from it. Neither cutting nor dealing
+changes the loss: each response token carries its weight over the whole mini-batch (`losses.objective.token_weights`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
 from bapo.core.types import Batch
+from bapo.runtime.vision import ImageReader, Patches
 from learner.batch.advantages import left_out, of_kind_sft, row_advantages
 from learner.batch.packed_attention import Packing, pack_rows
 from learner.losses.base import Rows
@@ -58,10 +59,24 @@ class Columns:
     """Whether it is trained with cross-entropy instead of the surrogate."""
     left_out_R: Bools
     """Excluded from loss and denominators."""
+    images_E: tuple[tuple[str, ...], ...]
+    """Digests of the images of each group's prompt."""
+    reader: ImageReader | None = None
+    """Reads their patches when a micro-batch is built: those of a whole batch may not fit in memory."""
 
     def responses_of(self, groups: Sequence[int]) -> Int64s:
         """Indices of the responses of these groups."""
         return np.flatnonzero(np.isin(self.group_R, np.asarray(groups, dtype=np.int64)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedImages:
+    """The images of a micro-batch, once per prompt, in the order of their tokens."""
+
+    pixels: Tensor
+    """[patches, values per patch] float32."""
+    grid: Tensor
+    """[images, 3] int64: 1, height and width in patches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +86,7 @@ class MicroBatch:
     token_ids_N: Tensor
     """[N] int64."""
     positions_N: Tensor
-    """[N] int64, from 0 in each sequence."""
+    """[N] int64, from 0 in each sequence; [3, N] time, row and column for a model that reads images."""
     packing: Packing
     predict_M: Tensor
     """[M] int64: the packed token whose hidden state predicts each response token."""
@@ -81,6 +96,7 @@ class MicroBatch:
     """[M] int64: position of the response token in the batch's columns."""
     rows: Rows
     """Response of this micro-batch that each response token belongs to."""
+    images: PackedImages | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -96,12 +112,17 @@ class Piece:
     responses: tuple[int, ...]
 
 
-def columns_of(batch: Batch, config: Config) -> Columns:
+def columns_of(batch: Batch, config: Config, reader: ImageReader | None = None) -> Columns:
     """Convert a batch to columns, with advantages (eq. 2).
 
-    Raises: ContractError for a group without prompt tokens: its first token cannot be predicted.
+    Args:
+        reader: reads the images of its prompts; None: the model reads text only.
+    Raises: ContractError for a group without prompt tokens: its first token cannot be predicted; and for one with
+        images if the model reads text only.
     """
     groups = [entry.group for entry in batch.entries]
+    if reader is None and any(group.prompt.images for group in groups):
+        raise ContractError(f"prompts have images, and model.path={config.model.path} reads text only")
     for group in groups:
         if len(group.prompt_token_ids) == 0:
             raise ContractError(f"group {group.group_id} has no prompt tokens, so its first token has no log-prob")
@@ -118,6 +139,8 @@ def columns_of(batch: Batch, config: Config) -> Columns:
         expert_R=np.concatenate([entry.expert_rows for entry in batch.entries]),
         sft_R=of_kind_sft(batch),
         left_out_R=left_out(batch, config),
+        images_E=tuple(group.prompt.images for group in groups),
+        reader=reader,
     )
 
 
@@ -196,18 +219,22 @@ def build(columns: Columns, pieces: Sequence[Piece], device: torch.device) -> Mi
     """Pack pieces into tensors. Without pieces: one token that predicts nothing."""
     if not pieces:
         return _idle(device)
-    token_ids, positions, predict, rows, num_packed = [], [], [], [], 0
+    token_ids, positions, predict, rows, patches, num_packed = [], [], [], [], [], 0
+    axes = () if columns.reader is None else (3,)
     for piece in pieces:
         prompt = columns.prompts_E[piece.group]
         prompt_places = np.arange(num_packed, num_packed + len(prompt))
+        prompt_positions, pictures = _positions(columns, piece.group)
+        start = int(prompt_positions[..., -1].max()) + 1
         token_ids.append(prompt)
-        positions.append(np.arange(len(prompt)))
+        positions.append(prompt_positions)
+        patches += pictures
         num_packed += len(prompt)
         for response in piece.responses:
             tokens = columns.token_ids_M[columns.starts_R[response] : columns.starts_R[response + 1] - 1]
             places = np.arange(num_packed, num_packed + len(tokens))
             token_ids.append(tokens)
-            positions.append(np.arange(len(prompt), len(prompt) + len(tokens)))
+            positions.append(np.broadcast_to(np.arange(start, start + len(tokens)), (*axes, len(tokens))))
             predict += [prompt_places[-1:], places]
             rows.append(np.concatenate((prompt_places, places)))
             num_packed += len(tokens)
@@ -215,13 +242,32 @@ def build(columns: Columns, pieces: Sequence[Piece], device: torch.device) -> Mi
     slots = np.concatenate([np.arange(columns.starts_R[r], columns.starts_R[r + 1]) for r in responses])
     return MicroBatch(
         token_ids_N=_tensor(np.concatenate(token_ids), device),
-        positions_N=_tensor(np.concatenate(positions), device),
+        positions_N=_tensor(np.concatenate(positions, axis=-1), device),
         packing=pack_rows(rows, num_packed, device),
         predict_M=_tensor(np.concatenate(predict), device),
         target_M=_tensor(columns.token_ids_M[slots], device),
         slot_M=_tensor(slots, device),
         rows=rows_of(columns.lengths_R[responses], device),
+        images=packed_images(patches, device),
     )
+
+
+def _positions(columns: Columns, group: int) -> tuple[Int64s, list[Patches]]:
+    """Positions of a prompt's tokens, [P] or [3, P], and its images. Raises: ContractError if they do not match."""
+    prompt, reader = columns.prompts_E[group], columns.reader
+    if reader is None:
+        return np.arange(len(prompt)), []
+    pictures = [reader.patches(digest) for digest in columns.images_E[group]]
+    return reader.model.positions(prompt, pictures), pictures
+
+
+def packed_images(pictures: Sequence[Patches], device: torch.device) -> PackedImages | None:
+    """Images as tensors; None without any."""
+    if not pictures:
+        return None
+    grid = np.array([[1, picture.height, picture.width] for picture in pictures])
+    pixels = torch.from_numpy(np.concatenate([picture.pixels for picture in pictures]))
+    return PackedImages(pixels=pixels.to(device), grid=_tensor(grid, device))
 
 
 def rows_of(lengths_R: Int64s, device: torch.device) -> Rows:

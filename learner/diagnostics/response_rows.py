@@ -122,6 +122,7 @@ class RowMaker:
             "prompt": group.prompt.text,
             "task": group.prompt.task,
             "answer": group.prompt.answer,
+            "images": group.prompt.images,
             "gold": gold,
             "row": row,
             "reward": float(group.rewards[row]),

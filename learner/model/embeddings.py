@@ -37,6 +37,11 @@ def make_embeddings(config: Config, run: RunDirectory) -> None:
     if config.selector.embeddings is not None:
         raise ConfigError(f"selector.embeddings = {path}: file not found; null computes them with the base model")
     prompts = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")
+    if any(prompt.images for prompt in prompts):
+        raise ConfigError(
+            f"algorithm.selector = {config.algorithm.selector}: embeddings are computed from text, and prompts have "
+            "images; choose another selector, or set selector.embeddings to a file of your own"
+        )
     embeddings = embed(config.model.path, [prompt.text for prompt in prompts], pick_device(config.learner.device))
     write_embeddings(path, [prompt.prompt_id for prompt in prompts], embeddings)
     log.info("embedded %d prompts in %d dimensions: %s", *embeddings.shape, path)

@@ -5,6 +5,8 @@ Suffixes: M response tokens, D hidden size, V vocabulary, C tokens of one chunk.
     l = h W^T / temperature      logZ = logsumexp(l)      p = exp(l - logZ)
     log pi(y) = l_y - logZ       H = logZ - sum_v p_v l_v
 
+Tokens that are never sampled are excluded from Z: their logits are `NEVER`, so that p is 0 and p l is not NaN.
+
 Backward recomputes the logits of each chunk, with gradients g (of log pi) and e (of H):
 
     dL/dl_v = g (1[v = y] - p_v) - e p_v (log p_v + H)
@@ -19,6 +21,8 @@ from torch import Tensor
 
 from learner.model.cpu_matmul import product
 
+NEVER = -1e30
+
 
 def response_logprobs(
     hidden_MD: Tensor,
@@ -28,6 +32,7 @@ def response_logprobs(
     temperature: float,
     chunk_tokens: int,
     compute_dtype: torch.dtype = torch.float32,
+    excluded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log pi(target) and the entropy of pi, both [M] float32 in nats, differentiable in `hidden_MD` and `head_VD`.
 
@@ -35,9 +40,10 @@ def response_logprobs(
         temperature: sampling temperature; log-probs are those of the tempered distribution, like the engine's.
         chunk_tokens: rows of logits per chunk.
         compute_dtype: of the matrix products; sums over the vocabulary are always float32.
+        excluded: [X] int64 ids of tokens that the engine never samples.
     """
     logprobs_M, entropy_M = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype
+        hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype, excluded
     )
     return logprobs_M, entropy_M
 
@@ -52,11 +58,12 @@ class _ChunkedHead(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
         compute_dtype: torch.dtype,
+        excluded: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         log_z_M, logprobs_M, entropy_M = (hidden_MD.new_empty(len(target_M), dtype=torch.float32) for _ in range(3))
         head = head_VD.to(compute_dtype)
         for span in _chunks(len(target_M), chunk_tokens):
-            logits_CV = _logits(hidden_MD[span], head, temperature)
+            logits_CV = _logits(hidden_MD[span], head, temperature, excluded)
             log_z_C = logits_CV.logsumexp(-1)
             chosen_C = logits_CV.gather(1, target_M[span, None]).squeeze(1)
             probs_CV = (logits_CV - log_z_C[:, None]).exp_()
@@ -64,19 +71,19 @@ class _ChunkedHead(torch.autograd.Function):
             logprobs_M[span] = chosen_C - log_z_C
             entropy_M[span] = log_z_C - probs_CV.mul_(logits_CV).sum(-1)
         ctx.save_for_backward(hidden_MD, head_VD, target_M, log_z_M, entropy_M)
-        ctx.settings = (temperature, chunk_tokens, compute_dtype)
+        ctx.settings = (temperature, chunk_tokens, compute_dtype, excluded)
         return logprobs_M, entropy_M
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_M: Tensor, grad_entropy_M: Tensor) -> tuple[Tensor | None, ...]:
         hidden_MD, head_VD, target_M, log_z_M, entropy_M = ctx.saved_tensors
-        temperature, chunk_tokens, compute_dtype = ctx.settings
+        temperature, chunk_tokens, compute_dtype, excluded = ctx.settings
         head = head_VD.to(compute_dtype)
         grad_hidden_MD = torch.empty_like(hidden_MD)
         # Accumulate chunks in float32: in bfloat16 the later ones would be rounded away.
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.promote_types(head_VD.dtype, torch.float32))
         for span in _chunks(len(target_M), chunk_tokens):
-            log_p_CV = _logits(hidden_MD[span], head, temperature).sub_(log_z_M[span, None])
+            log_p_CV = _logits(hidden_MD[span], head, temperature, excluded).sub_(log_z_M[span, None])
             grad_C, grad_entropy_C = grad_logprobs_M[span], grad_entropy_M[span]
             # Factor of p: -g - e (log p + H); the target token adds + g.
             slope_CV = log_p_CV.mul(-grad_entropy_C[:, None]).sub_((grad_C + grad_entropy_C * entropy_M[span])[:, None])
@@ -85,13 +92,15 @@ class _ChunkedHead(torch.autograd.Function):
             scaled_CV = grad_logits_CV.div_(temperature).to(compute_dtype)
             grad_hidden_MD[span] = product(scaled_CV, head.T).to(hidden_MD.dtype)
             grad_head_VD += product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T).to(grad_head_VD.dtype)
-        return grad_hidden_MD, grad_head_VD.to(head_VD.dtype), None, None, None, None
+        return grad_hidden_MD, grad_head_VD.to(head_VD.dtype), None, None, None, None, None
 
 
-def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
+def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float, excluded: Tensor | None) -> Tensor:
     """[C, V] float32; a new tensor, which callers modify in place."""
     logits_CV = product(hidden_CD.to(head_VD.dtype), head_VD).float()
-    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+    if temperature != 1.0:
+        logits_CV.div_(temperature)
+    return logits_CV if excluded is None else logits_CV.index_fill_(1, excluded, NEVER)
 
 
 def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:

@@ -1,4 +1,4 @@
-"""pi_theta: a transformers causal LM that computes log-probs of packed response tokens.
+"""pi_theta: a transformers causal LM, with or without images, that computes log-probs of packed response tokens.
 
 Trained parameters are always float32, so that small optimizer steps are not rounded away. With model.dtype = bfloat16
 FSDP gathers them in bfloat16, layer by layer, on one or several ranks, and the whole pass is in bfloat16 except sums
@@ -8,19 +8,29 @@ over the vocabulary; gradients reach the optimizer in float32.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from learner.batch.packed_attention import NAME as PACKED
+from bapo.runtime.vision import Patches, VisionModel, vision_model
 from learner.batch.packed_attention import pack_rows
-from learner.batch.packing import MicroBatch, rows_of
+from learner.batch.packing import MicroBatch, packed_images, rows_of
 from learner.distributed.world import World
+from learner.model.backbone import PLAIN, attention, freeze_vision, hidden_states, reads_images
 from learner.model.loading import checkpoints_activations, load_module
 from learner.model.logprobs import response_logprobs
 
@@ -40,12 +50,15 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         chunk_tokens: int = 1024,
         dtype: torch.dtype = torch.float32,
+        vision: VisionModel | None = None,
     ) -> None:
+        """`vision`: image settings of a model that reads images."""
         super().__init__()
         self.model: PreTrainedModel = model
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
         self.dtype = dtype
+        self.vision = vision
 
     @property
     def device(self) -> torch.device:
@@ -58,13 +71,7 @@ class Policy(nn.Module):
         Args:
             temperature: of the distribution; default: that of the rollouts.
         """
-        output = self.model.base_model(
-            input_ids=micro.token_ids_N.unsqueeze(0),
-            position_ids=micro.positions_N.unsqueeze(0),
-            use_cache=False,
-            packing=micro.packing,
-        )
-        hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
+        hidden_MD = hidden_states(self.model.base_model, micro).index_select(0, micro.predict_M)
         return response_logprobs(
             hidden_MD,
             self.model.get_output_embeddings().weight,
@@ -72,7 +79,18 @@ class Policy(nn.Module):
             temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
             compute_dtype=self.dtype,
+            excluded=self._excluded(),
         )
+
+    @property
+    def sampled_tokens(self) -> list[int]:
+        """Ids of the tokens that can be sampled, in order."""
+        excluded = frozenset(self.vision.excluded if self.vision else ())
+        vocab_size: int = self.model.config.get_text_config().vocab_size
+        return [token for token in range(vocab_size) if token not in excluded]
+
+    def _excluded(self) -> Tensor | None:
+        return None if self.vision is None else torch.tensor(self.vision.excluded, device=self.device)
 
 
 def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool = False) -> Policy:
@@ -83,11 +101,15 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
     Raises: ConfigError if it is missing or not a supported causal LM.
     """
     dtype = getattr(torch, config.model.dtype)
+    vision = vision_model(config.model.path, config.model.max_image_pixels)
     generation: list[GenerationConfig] = []
 
     def read() -> Policy:
         try:
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation=PACKED)
+            settings = AutoConfig.from_pretrained(str(path))
+            model = _kind(settings).from_pretrained(
+                str(path), dtype=torch.float32, attn_implementation=attention(settings)
+            )
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
         generation.append(model.generation_config)
@@ -98,17 +120,20 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
             settings = AutoConfig.from_pretrained(str(path))
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
-        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, attn_implementation=PACKED)
+        kind = _kind(settings)
+        model = kind.from_config(settings, dtype=torch.float32, attn_implementation=attention(settings))
         for found in generation:  # on rank 0, which writes it into checkpoints
             model.generation_config = found
         return wrapped(model)
 
     def wrapped(model: PreTrainedModel) -> Policy:
+        freeze_vision(model, config)
         return Policy(
             model,
             temperature=config.rollout.temperature,
             chunk_tokens=config.learner.logprob_chunk_tokens,
             dtype=dtype,
+            vision=vision,
         )
 
     return load_module(
@@ -122,6 +147,11 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
     )
 
 
+def _kind(settings: PreTrainedConfig) -> Any:
+    """The transformers class that loads such a model with its output head."""
+    return AutoModelForImageTextToText if reads_images(settings) else AutoModelForCausalLM
+
+
 def _unreadable(path: str | Path, error: Exception) -> ConfigError:
     return ConfigError(
         f"model.path={path}: cannot be loaded as a causal LM: {error}; set it to a folder with config.json and "
@@ -129,18 +159,31 @@ def _unreadable(path: str | Path, error: Exception) -> ConfigError:
     )
 
 
-def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> MicroBatch:
-    """One sequence in which all tokens except the first are response tokens."""
+def sequence_microbatch(
+    token_ids: Sequence[int],
+    device: torch.device,
+    *,
+    num_prompt: int = 1,
+    vision: VisionModel | None = None,
+    pictures: Sequence[Patches] = (),
+) -> MicroBatch:
+    """One sequence in which all tokens after the prompt are response tokens.
+
+    Args:
+        vision, pictures: image settings and images, for a prompt with images.
+    """
     places = np.arange(len(token_ids) - 1)
     ids, places_N = torch.tensor(token_ids, device=device), torch.from_numpy(places).to(device)
+    positions = places if vision is None else vision.positions(np.array(token_ids[:-1]), pictures)
     return MicroBatch(
         token_ids_N=ids[:-1],
-        positions_N=places_N,
+        positions_N=torch.from_numpy(positions).to(device),
         packing=pack_rows([places], len(places), device),
-        predict_M=places_N,
-        target_M=ids[1:],
-        slot_M=places_N,
-        rows=rows_of(np.array([len(places)]), device),
+        predict_M=places_N[num_prompt - 1 :],
+        target_M=ids[num_prompt:],
+        slot_M=places_N[: len(places) - num_prompt + 1],
+        rows=rows_of(np.array([len(places) - num_prompt + 1]), device),
+        images=packed_images(pictures, device),
     )
 
 
@@ -151,22 +194,47 @@ def check_head(policy: Policy, path: str | Path) -> None:
     Some architectures scale or cap logits after the head, or have special attention; they are rejected here instead
     of being trained on wrong log-probs.
     """
-    model, dtype = policy.model, policy.dtype
+    model = policy.model
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ConfigError(f"model.path={path}: the learner needs a linear output head without bias")
-    token_ids = tuple(range(1, min(9, model.config.vocab_size)))
-    policy.dtype = torch.float32
-    ours, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
-    policy.dtype = dtype
-    model.set_attn_implementation("sdpa")
-    inputs = torch.tensor([token_ids], device=policy.device)
-    theirs = model(input_ids=inputs, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-    model.set_attn_implementation(PACKED)
-    gap = (ours - theirs.gather(1, inputs[0, 1:, None]).squeeze(1)).abs().max().item()
+    token_ids = policy.sampled_tokens[1:9]
+    gap = _gap(policy, token_ids, 1, ())
+    if policy.vision is not None:
+        picture = _noise(policy.vision)
+        num = policy.vision.num_tokens(picture.height, picture.width)
+        prompt = [token_ids[0], *[policy.vision.image_token] * num]
+        gap = max(gap, _gap(policy, [*prompt, *token_ids], len(prompt), (picture,)))
     if not gap <= HEAD_TOLERANCE:
         raise ConfigError(
             f"model.path={path}: log-probs of the packed forward pass differ by {gap:.2g} nats from the model's own; "
             f"{type(model).__name__} is not supported"
         )
     log.info("policy %s parameters=%d parity=%.1e", path, sum(p.numel() for p in model.parameters()), gap)
+
+
+def _gap(policy: Policy, token_ids: Sequence[int], num_prompt: int, pictures: Sequence[Patches]) -> float:
+    """Maximum difference, in nats, between our log-probs of the tokens after the prompt and the model's own."""
+    model, dtype, vision = policy.model, policy.dtype, policy.vision if pictures else None
+    micro = sequence_microbatch(token_ids, policy.device, num_prompt=num_prompt, vision=vision, pictures=pictures)
+    policy.dtype = torch.float32
+    ours, _ = policy(micro, temperature=1.0)
+    policy.dtype = dtype
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([token_ids], device=policy.device)}
+    if micro.images is not None and vision is not None:
+        inputs |= {"pixel_values": micro.images.pixels, "image_grid_thw": micro.images.grid}
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == vision.image_token).int()
+    model.set_attn_implementation(attention(model.config, PLAIN))
+    logits = model(**inputs, use_cache=False).logits[0, num_prompt - 1 : -1].float()
+    model.set_attn_implementation(attention(model.config))
+    allowed = torch.tensor(policy.sampled_tokens, device=policy.device)
+    chosen = logits.gather(1, micro.target_M[:, None]).squeeze(1)
+    theirs = chosen - logits.index_select(1, allowed).logsumexp(-1)
+    return float((ours - theirs).abs().max())
+
+
+def _noise(vision: VisionModel) -> Patches:
+    """A random image of 2 x 3 tokens."""
+    rows, columns = 2 * vision.merge, 3 * vision.merge
+    pixels = np.random.default_rng(0).standard_normal((rows * columns, 3 * vision.frames * vision.patch**2))
+    return Patches(pixels=pixels.astype(np.float32), height=rows, width=columns)

@@ -23,10 +23,10 @@ from bapo.algorithms.advantages import gae, whitened
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from learner.batch.advantages import entry_factor, shaped_rewards
-from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packing import MicroBatch
 from learner.distributed.sharding import gather, gather_optimizer, load_optimizer, load_parameters, reshard
 from learner.distributed.world import World
+from learner.model.backbone import attention, freeze_vision, hidden_states
 from learner.model.loading import checkpoints_activations, load_module
 from learner.update.passes import Passes
 from learner.update.step_state import StepInputs
@@ -39,7 +39,7 @@ class Critic(nn.Module):
         """`model`: a backbone without its output head, with packed attention."""
         super().__init__()
         self.model: PreTrainedModel = model
-        self.head = nn.Linear(model.config.hidden_size, 1, bias=False)
+        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False)
         nn.init.zeros_(self.head.weight)
 
     @property
@@ -49,13 +49,7 @@ class Critic(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """[M] float32, differentiable in the parameters."""
-        output = self.model(
-            input_ids=micro.token_ids_N.unsqueeze(0),
-            position_ids=micro.positions_N.unsqueeze(0),
-            use_cache=False,
-            packing=micro.packing,
-        )
-        hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
+        hidden_MD = hidden_states(self.model, micro).index_select(0, micro.predict_M)
         values_M: Tensor = self.head(hidden_MD.float())
         return values_M.squeeze(1).clone()  # FSDP's hooks do not support views
 
@@ -69,13 +63,19 @@ def load_critic(config: Config, world: World) -> Critic:
 
     def read() -> Critic:
         try:
-            return Critic(AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation=PACKED))
+            how = attention(AutoConfig.from_pretrained(path))
+            return wrapped(AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation=how))
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path={path}: cannot be loaded as the critic's backbone: {error}") from error
 
     def build() -> Critic:
         settings = AutoConfig.from_pretrained(path)
-        return Critic(AutoModel.from_config(settings, dtype=torch.float32, attn_implementation=PACKED))
+        how = attention(settings)
+        return wrapped(AutoModel.from_config(settings, dtype=torch.float32, attn_implementation=how))
+
+    def wrapped(model: PreTrainedModel) -> Critic:
+        freeze_vision(model, config)
+        return Critic(model)
 
     recompute = checkpoints_activations(config.learner.gradient_checkpointing, world.device)
     return load_module(read, build, world=world, dtype=dtype, recompute=recompute)

@@ -22,6 +22,7 @@ from torch import Tensor
 from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
+from bapo.runtime.vision import ImageReader
 from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of
 from learner.losses.base import Rows, TokenInputs
 from learner.losses.objective import importance_weight, token_weights
@@ -127,9 +128,9 @@ class StepLogProbs:
         return np.flatnonzero(unknown_R)
 
 
-def step_inputs(batch: Batch, config: Config, device: torch.device) -> StepInputs:
+def step_inputs(batch: Batch, config: Config, device: torch.device, images: ImageReader | None = None) -> StepInputs:
     """Create the inputs of a nonempty batch. Raises: ContractError."""
-    columns = columns_of(batch, config)
+    columns = columns_of(batch, config, images)
     active_R = (columns.advantage_R != 0) | adds_without_advantage(config.loss)
     return StepInputs(
         batch=batch,

@@ -22,6 +22,7 @@ from torch import Tensor
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
+from bapo.runtime.vision import ImageReader, ReadImage
 from learner.batch.packing import MicroBatch
 from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, UpdateReport
 from learner.diagnostics.theorem_meter import Diagnosis, diagnose
@@ -88,9 +89,16 @@ class Updater:
         stop: StopFlag,
         run_path: Path,
         critic: Critic | None = None,
+        images: ReadImage | None = None,
     ) -> None:
-        """`reference`: if the KL term needs one. `critic`: for loss.advantage = gae. `run_path`: run directory, for
-        diverged batches."""
+        """
+        Args:
+            reference: if the KL term needs one.
+            run_path: run directory, for diverged batches.
+            critic: for loss.advantage = gae.
+            images: returns image files, for a policy that reads images.
+        """
+        self._images = None if images is None or policy.vision is None else ImageReader(policy.vision, images)
         self._config = config
         self._policy = policy
         self._reference = None if reference is None else Reference(reference, config.loss)
@@ -122,7 +130,7 @@ class Updater:
         if not batch.entries:
             log.warning("step %d empty batch: no update", batch.step)
             return UpdateReport(lr=lr, minibatches=(), num_tokens=0, seconds=watch.seconds)
-        inputs = step_inputs(batch, config, self._world.device)
+        inputs = step_inputs(batch, config, self._world.device, self._images)
         known = step_logprobs(inputs, config.loss, self.memory)
         num_tokens = len(inputs.rollout_M)
         records_tokens = is_due(batch.step, config.diagnostics.token_records)

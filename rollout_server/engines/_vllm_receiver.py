@@ -11,7 +11,7 @@ them, at the same addresses. The copies come after the work of earlier steps in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-EXPECTED_EMPTY = ("RotaryEmbedding", "ParallelLMHead")
+EXPECTED_EMPTY = ("RotaryEmbedding", "MRotaryEmbedding", "ParallelLMHead")
 """Layers without their own tensors; vLLM warns at each update that they "failed to load weights"."""
 
 
@@ -50,6 +50,19 @@ class WeightReceiver:
             if current_platform.is_cpu():
                 _repack_tied_heads(model)
         return len(names)
+
+    def exclude_tokens(self, token_ids: Sequence[int]) -> None:
+        """Give these tokens no probability wherever the model's logits are used, like the learner."""
+        model: Any = self.model_runner.get_model()
+        logits_of = model.compute_logits
+        index = torch.tensor(token_ids, dtype=torch.long, device=next(model.parameters()).device)
+
+        def compute_logits(*arguments: Any, **options: Any) -> torch.Tensor | None:
+            logits: torch.Tensor | None = logits_of(*arguments, **options)
+            # None on ranks of tensor parallelism that do not sample.
+            return None if logits is None else logits.index_fill_(-1, index, -torch.inf)
+
+        model.compute_logits = compute_logits
 
 
 def _is_news(record: logging.LogRecord) -> bool:

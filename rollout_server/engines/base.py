@@ -8,7 +8,7 @@ A new engine is one file of this folder, `<name>.py`, that defines:
     ENVIRONMENT   variables that must be set before its process imports anything heavy
     IN_PROCESS    True: workers are threads of the fleet's process; False: Ray actors, one process each
     check         (Config) -> None: reject an invalid configuration before anything is started
-    make_engine   (Config) -> Engine
+    make_engine   (Config, function: digest -> image file) -> Engine
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.errors import ConfigError, ContractError, did_you_mean
 from bapo.core.plugins import module_names, plugin
 from bapo.core.token_arrays import Float32s, Int32s
-from bapo.core.types import RolloutRequest
+from bapo.core.types import Prompt, RolloutRequest
+from bapo.runtime.vision import ReadImage
 
 INITIAL_VERSION = 1
 """The weights of `model.path` are theta_1: an engine may sample before the first weight update."""
@@ -85,6 +86,11 @@ class Occupancy:
     """Share of the KV cache in use, in [0, 1]; NaN: no cache."""
 
 
+def no_image(digest: str) -> bytes:
+    """For engines without images. Raises: ContractError."""
+    raise ContractError(f"image {digest[:16]}... is not available: no images were passed to this engine")
+
+
 class Engine(Protocol):
     """Samples groups. Created, called and closed by one thread."""
 
@@ -103,8 +109,13 @@ class Engine(Protocol):
         """The current load. Called after every step, so it must be cheap."""
         ...
 
-    def check_prompts(self, texts: Sequence[str]) -> None:
-        """Raises: ConfigError if a prompt changes when encoded and decoded, or is too long."""
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage) -> None:
+        """Raises: ConfigError if a prompt changes when encoded and decoded, is too long, or has images that the model
+        cannot read.
+
+        Args:
+            image: returns the files of their images.
+        """
         ...
 
     def encode_response(self, text: str) -> Int32s:
@@ -165,8 +176,8 @@ class EngineModule(Protocol):
         """Raises: ConfigError for an invalid configuration. Fast, and imports nothing heavy."""
         ...
 
-    def make_engine(self, config: Config) -> Engine:
-        """Load the model."""
+    def make_engine(self, config: Config, image: ReadImage = ...) -> Engine:
+        """Load the model. `image`: returns image files of submitted prompts."""
         ...
 
 
@@ -178,7 +189,7 @@ def engine_module(name: str) -> EngineModule:
     known = known_engines()
     if name not in known:
         hint = did_you_mean(name, known)
-        raise ConfigError(f"rollout.engine: there is no engine {name!r}{hint}; known are {', '.join(known)}")
+        raise ConfigError(f"rollout.engine: unknown engine {name!r}{hint}. Known: {', '.join(known)}")
     return cast(EngineModule, plugin(__package__, name))
 
 

@@ -29,9 +29,10 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Prompt, RolloutRequest
+from bapo.runtime.vision import ReadImage
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_task
-from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup, no_image
 
 ENVIRONMENT: Mapping[str, str] = {}
 IN_PROCESS = True
@@ -178,8 +179,8 @@ class ScriptedEngine:
         """All responses run concurrently, and there is no cache."""
         return Occupancy(running=sum(len(group.lengths) for _, group in self._due.values()))
 
-    def check_prompts(self, texts: Sequence[str]) -> None:
-        """Accepts every text: there is no tokenizer."""
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
+        """Accepts every prompt: there is no tokenizer, and images are ignored."""
 
     def encode_response(self, text: str) -> Int32s:
         """[L] one id per character."""
@@ -259,7 +260,7 @@ def make_policy(config: Config) -> ScriptedPolicy:
     return ScriptedPolicy(_options(config), task, config.rollout.max_response_tokens)
 
 
-def make_engine(config: Config) -> ScriptedEngine:
+def make_engine(config: Config, image: ReadImage = no_image) -> ScriptedEngine:
     """The engine of a run. Raises: ConfigError for an unknown or impossible option."""
     return ScriptedEngine(_options(config), make_policy(config))
 

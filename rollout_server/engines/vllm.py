@@ -9,7 +9,9 @@ What vLLM 0.32 needs for reinforcement learning is in this file and in `_vllm_re
 * no per-request seeds: on CPU they crash the engine in chunked prefill;
 * torch.compile, CUDA graphs and async scheduling are disabled on CPUs only; they work with in-place weight updates.
 
-Not supported: engines in separate processes (AsyncLLM), speculative decoding, LoRA, images.
+Prompts with images: `_vllm_vision.py`.
+
+Not supported: engines in separate processes (AsyncLLM), speculative decoding, LoRA, video.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ import numpy as np
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.token_arrays import Float32s, Int32s
-from bapo.core.types import RolloutRequest
+from bapo.core.types import Prompt, RolloutRequest
 from bapo.runtime.machine import VLLM_FOR_GPUS, vllm_build
 from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts, round_trips
-from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
+from bapo.runtime.torchvision_build import complete_torchvision
+from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model, written
+from rollout_server.engines import _vllm_vision
+from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup, no_image
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -72,12 +77,16 @@ CANARY_ID = "canary"
 class VllmEngine:
     """An `Engine` over one `LLMEngine`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, image: ReadImage = no_image) -> None:
+        complete_torchvision()
         from vllm import LLMEngine, SamplingParams, TokensPrompt  # here: the fleet reads ENVIRONMENT without vLLM
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
 
         self._rollout = config.rollout
+        self._images = _image_reader(config, image)
+        if self._images is not None:
+            _vllm_vision.register()
         self._engine: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**_engine_args(config)))
         self._tokenizer: Any = self._engine.get_tokenizer()
         core: Any = self._engine.engine_core  # in this process: ENVIRONMENT
@@ -100,6 +109,10 @@ class VllmEngine:
         self._sampling_ids: set[str] = set()
         self._early: list[SampledGroup] = []
         self._parts: dict[str, Continuation] = {}
+        self._excluded: frozenset[int] = frozenset()
+        if self._images is not None:
+            self._excluded = frozenset(self._images.model.excluded)
+            self._engine.collective_rpc("exclude_tokens", args=(self._images.model.excluded,))
         self._set_version(INITIAL_VERSION)
 
     @property
@@ -118,41 +131,47 @@ class VllmEngine:
         running, waiting = self._scheduler.get_request_counts()
         return Occupancy(running, waiting, self._scheduler.get_kv_cache_usage())
 
-    def check_prompts(self, texts: Sequence[str]) -> None:
-        """Raises: ConfigError if most prompts change when encoded and decoded, or one is too long."""
-        found = round_trips(texts, self._round_trip)
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
+        """Raises: ConfigError if most prompts change when encoded and decoded, or one is too long with its images."""
+        found = round_trips([written(prompt) for prompt in prompts], self._round_trip)
         if found.is_wrong:
             raise ConfigError(found.complaint)
         if found.num_changed:
             log.warning("%s", found.complaint)
-        for text in texts:
-            self._check_length(len(self._encode(text)), text, ConfigError)
+        images = None if self._images is None else ImageReader(self._images.model, image)
+        try:
+            for prompt in prompts:
+                self._check_length(len(self._encode_prompt(prompt, images)), prompt.text)
+        except ContractError as error:
+            raise ConfigError(str(error)) from error
 
     def encode_response(self, text: str) -> Int32s:
         """[L] tokens of a response, and the end-of-sequence token."""
-        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        encoded: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        token_ids = [token for token in encoded if token not in self._excluded]
         end = self._tokenizer.eos_token_id
         closed = token_ids if end is None else [*token_ids, end]
         return np.array(closed[: self._rollout.max_response_tokens], np.int32)
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
         """G responses to one prompt. Raises: ContractError for a prompt that is too long."""
-        token_ids = self._encode(request.prompt.text)
-        self._check_length(len(token_ids), request.prompt.text, ContractError)
+        token_ids = self._encode_prompt(request.prompt, self._images)
+        self._check_length(len(token_ids), request.prompt.text)
         sampling = self._sampling.clone()
         sampling.n = request.group_size
         sampling.temperature = request.temperature or sampling.temperature
         sampling.top_p = request.top_p or sampling.top_p
         if most is not None:
             sampling.max_tokens = min(most, self._rollout.max_response_tokens)
-        self._add(request.request_id, token_ids, sampling)
+        self._add(request.request_id, token_ids, sampling, request.prompt.images)
 
     def resume(self, part: Continuation) -> None:
         """A new request whose prompt is the prompt and the tokens so far."""
         sampling = self._sampling.clone()
         sampling.max_tokens = part.most
         self._parts[part.part_id] = part
-        self._add(part.part_id, [*part.prompt_token_ids.tolist(), *part.token_ids.tolist()], sampling)
+        token_ids = [*part.prompt_token_ids.tolist(), *part.token_ids.tolist()]
+        self._add(part.part_id, token_ids, sampling, part.request.prompt.images)
 
     def abort(self, request_id: str) -> None:
         """Stop sampling a group."""
@@ -173,6 +192,8 @@ class VllmEngine:
         self._engine.collective_rpc("load_weight_file", args=(path,))
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its KV cache after the weight update")
+        if self._images is not None:
+            self._engine.reset_encoder_cache()  # outputs of the vision tower, by image
         self._set_version(version)
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
@@ -200,8 +221,12 @@ class VllmEngine:
         self._engine.set_weight_version(str(version))
         self._version = version
 
-    def _add(self, request_id: str, token_ids: list[int], sampling: Any) -> None:
-        prompt = self._tokens_prompt(prompt_token_ids=token_ids)
+    def _add(self, request_id: str, token_ids: list[int], sampling: Any, images: Sequence[str] = ()) -> None:
+        prompt: Any = self._tokens_prompt(prompt_token_ids=token_ids)
+        if images:
+            assert self._images is not None  # or its prompt was refused
+            patches = [(digest, self._images.patches(digest)) for digest in images]
+            prompt = _vllm_vision.prompt_with_images(token_ids, patches, self._images.model)
         self._engine.add_request(request_id, prompt, sampling)
         self._sampling_ids.add(request_id)
 
@@ -225,6 +250,18 @@ class VllmEngine:
             spans=_spans(responses),
         )
 
+    def _encode_prompt(self, prompt: Prompt, images: ImageReader | None) -> list[int]:
+        """Token ids, including those of images. Raises: ContractError."""
+        token_ids = self._encode(written(prompt))
+        if images is not None:
+            return images.model.expanded(token_ids, images.of_prompt(prompt))
+        if prompt.images:
+            raise ContractError(
+                f"the prompt {_shown(prompt.text)!r} has images, but the model reads text only: set model.path to a "
+                "vision-language model"
+            )
+        return token_ids
+
     def _encode(self, text: str) -> list[int]:
         # A chat template may already contain the first token: do not duplicate it.
         start = self._tokenizer.bos_token
@@ -237,13 +274,24 @@ class VllmEngine:
         back: str = self._tokenizer.decode(bare, skip_special_tokens=False)
         return back
 
-    def _check_length(self, num_tokens: int, text: str, error: type[Exception]) -> None:
+    def _check_length(self, num_tokens: int, text: str) -> None:
+        """Raises: ContractError."""
         longest = self._rollout.max_prompt_tokens
         if num_tokens == 0:  # vLLM's own error would kill the engine
-            raise error(f"the prompt {text!r} has no tokens")
+            raise ContractError(f"the prompt {text!r} has no tokens")
         if num_tokens > longest:
-            shown = text if len(text) <= 80 else text[:77] + "..."
-            raise error(f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}")
+            shown = _shown(text)
+            message = f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}"
+            raise ContractError(message)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _image_reader(config: Config, image: ReadImage) -> ImageReader | None:
+    model = vision_model(config.model.path, config.model.max_image_pixels)
+    return None if model is None else ImageReader(model, image)
 
 
 def check(config: Config) -> None:
@@ -262,11 +310,13 @@ def check(config: Config) -> None:
         advice = f"; {how_to_fetch(path)}" if is_hub_id(path) else ""
         found = f"{path} is not a model in Hugging Face format"
         raise ConfigError(f"model.path: {found}: {missing[0]} is missing{advice}")
+    if vision_model(path) is not None and (problem := missing_package()):
+        raise ConfigError(f"model.path: {path} is a vision-language model: {problem}")
 
 
-def make_engine(config: Config) -> VllmEngine:
+def make_engine(config: Config, image: ReadImage = no_image) -> VllmEngine:
     """Load `model.path`. Raises: ConfigError for an unknown engine option."""
-    return VllmEngine(config)
+    return VllmEngine(config, image)
 
 
 def _engine_args(config: Config) -> dict[str, Any]:
@@ -295,6 +345,8 @@ def engine_arguments(config: Config, *, on_cpus: bool) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": config.run.seed,
     }
+    if vision_model(config.model.path) is not None:
+        chosen |= _vllm_vision.ARGUMENTS
     return chosen | (dict(ARGUMENTS_ON_CPUS) if on_cpus else {}) | rollout.engine_options
 
 

@@ -204,14 +204,17 @@ def gpus_to_declare(visible: str | None) -> int | None:
 class WorkerActor:
     """A worker in an actor process; arguments and results are plain maps."""
 
-    def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
+    def __init__(
+        self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None, server_url: str = ""
+    ) -> None:
         self._log_path = Path(log_path)
         _log_to(log_path)
         # Ray checks the raylet by its pid, which a zombie keeps: the actor would outlive it.
         watch_parent(lambda: os._exit(1))
         config = Config.model_validate_json(config_json)
         # The log is in RUN/logs. On a host without the shared RUN, segments stay on that host.
-        self._worker = make_worker(worker_id, config, buffer_url, token, run_path=Path(log_path).parents[1])
+        run_path = Path(log_path).parents[1]
+        self._worker = make_worker(worker_id, config, buffer_url, token, run_path=run_path, server_url=server_url)
 
     def load(self) -> None:
         """Load the engine; an error shows in the report."""
@@ -241,7 +244,7 @@ class WorkerActor:
 class RayHandle:
     """A worker in an actor."""
 
-    def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path) -> None:
+    def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path, server_url: str = "") -> None:
         self._log_path = log_path
         environment = {**engine_module(config.rollout.engine).ENVIRONMENT, "PYTHONPATH": _python_path()}
         needs = worker_resources(config.rollout)
@@ -261,7 +264,7 @@ class RayHandle:
         )
         # The token is an argument: Ray exposes the environment of actors. On this host the worker reads its file.
         token = None if "RAY_ADDRESS" not in os.environ else own_token()()
-        self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()), token)
+        self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()), token, server_url)
         self._actor: Any = None
 
     def start(self) -> None:

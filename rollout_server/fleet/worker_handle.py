@@ -19,6 +19,7 @@ from bapo.core.types import WeightUpdate
 from bapo.tasks.grading.pool import GraderPool
 from bapo.transport.buffer_client import BufferClient
 from rollout_server.engines.base import engine_module
+from rollout_server.images import ImageSource
 from rollout_server.partial_rollouts import FOLDER
 from rollout_server.worker import NUM_GRADERS, Worker
 from rollout_server.worker_report import WorkerReport
@@ -69,22 +70,31 @@ MakeHandle = Callable[[str], WorkerHandle]
 
 
 def make_worker(
-    worker_id: str, config: Config, buffer_url: str, token: str | None = None, *, run_path: Path | None = None
+    worker_id: str,
+    config: Config,
+    buffer_url: str,
+    token: str | None = None,
+    *,
+    run_path: Path | None = None,
+    server_url: str = "",
 ) -> Worker:
     """A worker with the buffer client, engine and graders of the configuration.
 
     Args:
         token: API token; None: the process's own.
-        run_path: run directory, for partial rollouts; None: they are not stored.
+        run_path: run directory, for images and partial rollouts; None: they are not stored.
+        server_url: URL of the rollout server, for images that this host cannot read.
     """
+    images = ImageSource(config, run_path, server_url, token)
     return Worker(
         worker_id=worker_id,
         config=config,
         buffer=BufferClient(buffer_url, token=token),
-        make_engine=engine_module(config.rollout.engine).make_engine,
+        make_engine=lambda config: engine_module(config.rollout.engine).make_engine(config, images.read),
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
         token=token,
         segments=None if run_path is None else run_path / FOLDER,
+        images=images,
     )
 
 

@@ -29,16 +29,39 @@ NUM_COPIES = 2
 TIMEOUT_S = 10.0
 
 
+def copies_folder(config: Config) -> Path:
+    """Directory of this host's copies of a run's files."""
+    # The number, because a container's user may have no name.
+    folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{os.getuid()}")
+    return Path(folder) / config.run.name
+
+
+def make_copies_folder(config: Config) -> None:
+    """Create it. In /tmp another user may have created it, and could replace checked copies.
+
+    Raises: ConfigError; OSError.
+    """
+    folder = copies_folder(config)
+    if not config.rollout.weights_cache:
+        base = folder.parent
+        base.mkdir(exist_ok=True, mode=stat.S_IRWXU)
+        found = base.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise ConfigError(
+                f"{base}, the cache of weight files, is not owned by this user: remove it, or set another "
+                "folder in rollout.weights_cache"
+            )
+        base.chmod(stat.S_IRWXU)
+    folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
+
+
 class WeightCache:
     """Not thread-safe."""
 
     def __init__(self, config: Config, token: str | None = None) -> None:
         """`token`: API token for the rollout server; None: the process's own."""
-        # The number, because a container's user may have no name.
-        folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{os.getuid()}")
-        self._folder = Path(folder) / config.run.name
-        self._is_shared = not config.rollout.weights_cache
-        """The folder is in /tmp: another user may have created it, and could replace checked copies."""
+        self._config = config
+        self._folder = copies_folder(config)
         self._retry_s = config.rollout.sync_timeout_s
         self._token = token
 
@@ -55,26 +78,12 @@ class WeightCache:
             raise WeightsAbsentError(f"weights of version {update.version}: {update.path} is not readable on this host")
         copy = self._folder / f"{update.digest}.safetensors"
         with storing(copy):
-            self._make_folder()
+            make_copies_folder(self._config)
             with (self._folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not copy.is_file():
                     self._download(update, copy)
         return replace(update, path=str(copy))
-
-    def _make_folder(self) -> None:
-        """Raises: ConfigError; OSError."""
-        if self._is_shared:
-            base = self._folder.parent
-            base.mkdir(exist_ok=True, mode=stat.S_IRWXU)
-            found = base.lstat()
-            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-                raise ConfigError(
-                    f"{base}, the cache of weight files, is not owned by this user: remove it, or set another "
-                    "folder in rollout.weights_cache"
-                )
-            base.chmod(stat.S_IRWXU)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
 
     def _download(self, update: WeightUpdate, copy: Path) -> None:
         server = ServiceClient(

@@ -15,6 +15,7 @@ from bapo.core.errors import ContractError
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.group import exported_group, group
+from services.dashboard.images import exported_image, image
 from services.dashboard.overview import PromptVisits, StepRows, overview
 from services.dashboard.prompts import PromptIndex, exported_prompt, exported_prompts, prompt, prompts
 from services.dashboard.run_view import LiveBuffer, RunView
@@ -88,6 +89,7 @@ ENDPOINTS = (
     Endpoint(name="prompts", answer=prompts, exported=exported_prompts),
     Endpoint(name="prompt", answer=prompt, exported=exported_prompt),
     Endpoint(name="group", answer=group, exported=exported_group, roles=()),
+    Endpoint(name="image", answer=image, exported=exported_image, roles=(), needs_records=False),
     Endpoint(name="files", answer=files, roles=(), needs_records=False),
     Endpoint(name="search", answer=search, exported=_none, roles=()),
 )

@@ -131,8 +131,9 @@ def _kept_batch(view: RunView, step: int) -> str:
 
 def _prompt(rows: Sequence[TokenRow]) -> dict[str, Any]:
     if not rows:
-        return {"prompt": None, "answer": None, "gold": None}
-    return {"prompt": rows[0].prompt, "answer": dict(rows[0].answer), "gold": rows[0].gold}
+        return {"prompt": None, "images": [], "answer": None, "gold": None}
+    first = rows[0]
+    return {"prompt": first.prompt, "images": list(first.images), "answer": dict(first.answer), "gold": first.gold}
 
 
 def _response(row: TokenRow, most: int) -> dict[str, Any]:

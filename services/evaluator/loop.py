@@ -20,6 +20,7 @@ from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
+from bapo.tasks.images import keep_images
 from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.plan import Target, is_finished, label_of, next_target, parts_of, requests_of
 
@@ -137,6 +138,7 @@ class Evaluator:
 
     def _request(self, target: Target, split: str) -> list[RolloutRequest]:
         prompts = list(self._task.prompts(split))[: target.num_prompts]
+        keep_images(self._task, prompts, self._run.images)
         requests = requests_of(target, split, prompts, self._config.evaluation)
         self._buffer.enqueue(requests)
         return requests

@@ -8,6 +8,7 @@ from bapo.algorithms.composers.registry import load_composer
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.process import Flags, run_process
+from bapo.tasks.images import keep_images
 from bapo.tasks.registry import load_task
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url
@@ -31,6 +32,7 @@ def main(flags: Flags) -> None:
     flags.run.write_port(
         "scheduler", serve_health(telemetry, config.scheduler.port, lambda: is_up, tokens=config.security.tokens)
     )
+    keep_images(task, prompts, flags.run.images)
     buffer.wait_ready(START_TIMEOUT_S)
     is_up = True
     Scheduler(config, plan, load_composer(config.algorithm), buffer, telemetry, proposals=proposals).run()

@@ -12,7 +12,8 @@ import pytest
 
 from bapo.core.errors import ContractError
 from bapo.core.token_arrays import Float32s, Int32s, pairs_of, require_spans, runs_of, versions_of
-from bapo.core.types import Purpose, RolloutRequest
+from bapo.core.types import Prompt, Purpose, RolloutRequest
+from bapo.runtime.vision import ReadImage
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
 from tests.support.clock import Clock
@@ -72,7 +73,7 @@ class Counting:
     def load_weights(self, path: str, version: int) -> None:
         self.policy_version = version
 
-    def check_prompts(self, texts: Sequence[str]) -> None: ...
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage) -> None: ...
 
     def encode_response(self, text: str) -> Int32s:
         return np.array([1], np.int32)

@@ -19,7 +19,7 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.types import Prompt
-from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
+from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines, no_image
 from rollout_server.engines.scripted import ScriptedEngine
 from tests.support.factories import make_request
 
@@ -189,17 +189,21 @@ def test_measuring_does_not_disturb_groups_in_flight(engine: Engine) -> None:
     assert [group.request_id for group in finish(engine)] == ["g-p"]
 
 
+def prompt_of(text: str) -> Prompt:
+    return Prompt(prompt_id="p", text=text, task="t", answer={})
+
+
 def test_prompts_that_survive_the_tokenizer_are_accepted(engine: Engine) -> None:
-    engine.check_prompts(["12,99,7->80:", "1,2,3->6:"])
+    engine.check_prompts([prompt_of("12,99,7->80:"), prompt_of("1,2,3->6:")], no_image)
 
 
 def test_a_prompt_without_its_own_tokens_or_too_long_is_refused_by_engines_with_a_tokenizer(engine: Engine) -> None:
     if engine.logprobs([5, 6]) is None:
         pytest.skip("this engine has no tokenizer")
     with pytest.raises(ConfigError, match=r"changes the prompt 'abc'"):
-        engine.check_prompts(["abc"])
+        engine.check_prompts([prompt_of("abc")], no_image)
     with pytest.raises(ConfigError, match=r"max_prompt_tokens=32"):
-        engine.check_prompts([",".join(["1"] * 40)])
+        engine.check_prompts([prompt_of(",".join(["1"] * 40))], no_image)
 
 
 def test_a_request_whose_prompt_has_no_tokens_fails_alone(engine: Engine) -> None:

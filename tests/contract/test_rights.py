@@ -17,6 +17,7 @@ from bapo.core.errors import AccessError, Refusal
 from bapo.core.types import Purpose
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.metrics.server import Telemetry, serve_health
+from bapo.runtime.run_directory.images import ImageFiles
 from bapo.transport import http_guard as gate
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.http_guard import Permissions, Rule
@@ -266,7 +267,7 @@ def test_every_route_of_the_buffer_has_its_rule(redis_url: str) -> None:
 
 
 def test_every_route_of_the_fleet_has_its_rule() -> None:
-    app = create_fleet_app(None, Telemetry(), store=WeightRelay(Path("."), str))  # type: ignore[arg-type]
+    app = create_fleet_app(None, Telemetry(), store=WeightRelay(Path("."), str), images=ImageFiles(Path(".")))  # type: ignore[arg-type]
     known = {(rule.method, rule.path) for rule in api.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)

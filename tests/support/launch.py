@@ -49,10 +49,11 @@ def train_arguments(tmp_path: Path, *overrides: str, name: str = "run", num_step
 
 def start(arguments: Sequence[str], *, cwd: Path = REPOSITORY) -> subprocess.Popen[str]:
     """A `bapo` command with its output in a pipe; in a session of its own, as a terminal would give it."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-m", "bapo.cli", *arguments],
         cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

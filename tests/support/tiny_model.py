@@ -43,8 +43,13 @@ def write_tiny_model(path: Path, *, seed: int = 0, tie: bool = True) -> LlamaFor
     return model
 
 
-def write_tokenizer(path: Path) -> None:
-    """Integers 0..199 and symbols are one token each; no special token is added to a prompt."""
+def write_tokenizer(path: Path, special: tuple[str, ...] = SPECIAL) -> None:
+    """Integers 0..199 and symbols are one token each; no special token is added to a prompt.
+
+    Args:
+        special: SPECIAL, and what comes behind all words.
+    """
+    added = {word: i if i < len(SPECIAL) else VOCAB_SIZE + i - len(SPECIAL) for i, word in enumerate(special)}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -59,7 +64,7 @@ def write_tokenizer(path: Path) -> None:
                 "normalized": False,
                 "special": True,
             }
-            for i, word in enumerate(SPECIAL)
+            for word, i in added.items()
         ],
         "normalizer": None,
         "pre_tokenizer": {

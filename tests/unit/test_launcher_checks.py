@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bapo.config.buffer import BufferConfig
+from bapo.config.rollout import RolloutConfig
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import embedded_redis
@@ -92,3 +93,27 @@ def test_a_redis_that_is_too_small_for_the_groups_of_the_run_is_warned_of(tmp_pa
     assert (low.status, low.detail.startswith("buffer.max_memory_mb = 2048 is low: ")) == ("warn", True)
     away = make_config(tmp_path, buffer={"redis_url": "redis://r:6379/0"})
     assert list(checks.limits_of(away)) == [], "its size is not ours"
+
+
+def test_a_text_model_with_images_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text('{"model_type": "qwen2"}')
+    config = make_config(tmp_path, model={"path": str(tmp_path / "own")})
+    assert checks.image_problem(config, shown=False) == ""
+    assert "reads text only, and the prompts of task" in checks.image_problem(config, shown=True)
+
+
+def test_a_vision_language_model_is_refused_without_its_packages_and_when_it_is_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    known = {"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}, "image_token_id": 7}
+    (folder / "config.json").write_text(json.dumps(known))
+    config = make_config(tmp_path, model={"path": str(folder)})
+    config = config.model_copy(update={"rollout": RolloutConfig(engine="vllm")})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torchvision" else object())
+    assert "requirements/vision.txt" in checks.image_problem(config, shown=False)
+    (folder / "config.json").write_text(json.dumps(known | {"model_type": "llava"}))
+    with pytest.raises(ConfigError, match="of type llava; supported: qwen2_5_vl"):
+        checks.image_problem(config, shown=True)

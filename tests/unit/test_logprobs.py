@@ -104,3 +104,24 @@ def test_bfloat16_products_stay_near_float32() -> None:
     rough, _ = response_logprobs(hidden, head, target, temperature=1.0, chunk_tokens=8, compute_dtype=torch.bfloat16)
     assert rough.dtype == torch.float32
     assert 0 < (rough - exact).abs().max() < 0.2
+
+
+def test_excluded_tokens_have_no_probability_and_no_gradient() -> None:
+    """As if their rows of the head were not there, in values, entropies and gradients."""
+    hidden, head, _ = example()
+    excluded, allowed = torch.tensor([2, 30]), torch.tensor([i for i in range(31) if i not in (2, 30)])
+    places = torch.randint(29, (23,), generator=torch.Generator().manual_seed(2))
+    weights = torch.randn(2, 23, generator=torch.Generator().manual_seed(1))
+
+    def run(logp: torch.Tensor, entropy: torch.Tensor) -> list[torch.Tensor]:
+        hidden.grad = head.grad = None
+        (logp * weights[0] + entropy * weights[1]).sum().backward()
+        assert hidden.grad is not None
+        assert head.grad is not None
+        return [logp.detach(), entropy.detach(), hidden.grad, head.grad]
+
+    want = run(*naive(hidden, head[allowed], places, 0.7))
+    got = run(*response_logprobs(hidden, head, allowed[places], temperature=0.7, chunk_tokens=5, excluded=excluded))
+    for expected, found in zip(want, got, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not head.grad[excluded].any()

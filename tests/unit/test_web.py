@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +240,16 @@ def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_
     )
     assert f"group?id={GROUP.replace('@', '%40')}&step=2" in found
     assert not [key for key in found if key.startswith("search")]
+
+
+def test_an_image_of_the_run_is_an_answer_and_nothing_else_of_the_disk_is(run: RunDirectory, view: RunView) -> None:
+    content = b"\x89PNG and so on"
+    digest = hashlib.sha256(content).hexdigest()
+    run.images.write(digest, content)
+    assert told(view, "image", id=digest)["url"] == f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    for wrong in ("a" * 64, "../config.toml", ""):
+        with pytest.raises(ContractError):
+            told(view, "image", id=wrong)
+    (run.path / "images" / digest).write_bytes(b"\x89PNG and something else")
+    with pytest.raises(ContractError):
+        told(view, "image", id=digest)

@@ -203,6 +203,8 @@ def _group_lines(group: Group, places: list[str]) -> Iterator[tuple[str, str]]:
     yield "purpose", f"{group.purpose.value}, for step {group.step}" + (f", {group.label}" if group.label else "")
     yield "prompt", f"{group.prompt.prompt_id} ({group.prompt.task}, {len(group.prompt_token_ids)} tokens)"
     yield "text", text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]}... ({len(text)} characters)"
+    if group.prompt.images:
+        yield "images", ", ".join(group.prompt.images)
     yield "answer", ", ".join(f"{key}={value}" for key, value in group.prompt.answer.items())
     yield "mu", f"{group.mu:.3f} of {group.size} responses"
     yield "worker", f"{group.worker_id}, {group.timing.sample_s:.2f} s sampling, {group.timing.grade_s:.2f} s grading"
@@ -228,6 +230,7 @@ def _group_map(group: Group, places: list[str]) -> dict[str, Any]:
         "prompt_id": group.prompt.prompt_id,
         "prompt": group.prompt.text,
         "task": group.prompt.task,
+        "images": list(group.prompt.images),
         "answer": dict(group.prompt.answer),
         "purpose": group.purpose.value,
         "step": group.step,

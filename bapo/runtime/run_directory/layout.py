@@ -9,6 +9,7 @@
         batches/step-000012.frame       the batch of step 12, with its tokens (checkpoint.keep_batches)
         token_records/step-000012.parquet   texts and token values of step 12 (responses.py)
         diverged/step-000012.frame      a batch with a non-finite loss or gradient
+        images/<sha256>                 images of prompts, PNG or JPEG (images.py)
         segments/                       responses paused at rollout.generation_budget (partial rollouts)
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
@@ -40,6 +41,8 @@ from bapo.runtime.run_directory.files import (
     storing,
     to_disk,
 )
+from bapo.runtime.run_directory.images import FOLDER as IMAGES
+from bapo.runtime.run_directory.images import ImageFiles
 from bapo.runtime.run_directory.responses import TokenFiles
 from bapo.runtime.run_directory.rows import (
     EvaluationRow,
@@ -106,6 +109,10 @@ class RunDirectory:
     @property
     def weights_path(self) -> Path:
         return self.path / "weights"
+
+    @property
+    def images(self) -> ImageFiles:
+        return ImageFiles(self.path / IMAGES)
 
     @property
     def redis_path(self) -> Path:

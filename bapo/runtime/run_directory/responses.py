@@ -53,6 +53,7 @@ _COLUMNS = {
     "entropy": "list of float32",
     "ratio": "list of float32",
     "clipped": "list of bool_",
+    "images": "list of string",
 }
 _LIST = "list of "
 _LEFT_OUT = b"bapo.groups_left_out"
@@ -102,6 +103,8 @@ class TokenRow:
     """rho of the loss in the same pass: pi_theta / its anchor."""
     clipped: Sequence[bool] | None = None
     """Whether clipping changed the objective."""
+    images: Sequence[str] = ()
+    """Digests of the images of the prompt (RUN/images)."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -282,7 +285,8 @@ def _table(rows: Sequence[TokenRow], schema: Any) -> Any:
 
 
 def _row(fields_: dict[str, Any]) -> TokenRow:
-    return TokenRow(**{**fields_, "answer": json.loads(fields_["answer"])})
+    images = tuple(fields_.get("images") or ())  # absent from older files
+    return TokenRow(**{**fields_, "answer": json.loads(fields_["answer"]), "images": images})
 
 
 class _reading:  # noqa: N801 - reads as a verb at its uses

@@ -30,6 +30,7 @@ import numpy as np
 import psutil
 
 from bapo.config.tree import TaskConfig
+from bapo.core.codec import prompt_map
 from bapo.core.errors import ConfigError, GradingError
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Prompt
@@ -288,7 +289,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 def _question(prompt: Prompt, texts: Sequence[str] | None) -> bytes:
-    fields = {"prompt_id": prompt.prompt_id, "text": prompt.text, "task": prompt.task, "answer": dict(prompt.answer)}
+    fields = prompt_map(prompt)
     return _packed({"prompt": fields} if texts is None else {"prompt": fields, "texts": list(texts)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import psutil
 
+from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.analysis.trackers.base import refuse_unusable
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
@@ -42,6 +44,7 @@ from bapo.runtime.model_files import (
     weight_files,
 )
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.vision import missing_package, vision_model
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
 from bapo.transport.endpoints import BUFFER
@@ -270,12 +273,14 @@ def model_files(config: Config) -> Check:
 
 
 def data(config: Config) -> Check:
-    """The task loads, and its training split fills a batch."""
+    """The task loads, its training split fills a batch, and the model can read its images, if any."""
     try:
         task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
         config.evaluation.require_splits(task.held_out_splits)
         num_train = len(task.prompts("train"))
         held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)
+        splits = ("train", *task.held_out_splits)
+        problem = image_problem(config, shown=any(prompt.images for split in splits for prompt in task.prompts(split)))
     except BapoError as error:
         return Check(name="data", status="fail", detail=str(error))
     if num_train < config.algorithm.batch_size:
@@ -284,7 +289,32 @@ def data(config: Config) -> Check:
             f"algorithm.batch_size={config.algorithm.batch_size}; add prompts, or set it to at most {num_train}"
         )
         return Check(name="data", status="fail", detail=detail)
+    if problem:
+        return Check(name="data", status="fail", detail=problem)
     return Check(name="data", status="ok", detail=f"{num_train} training prompts; held out: {held_out or 'none'}")
+
+
+def image_problem(config: Config, *, shown: bool) -> str:
+    """Why the model or the prompts cannot be used with images (`shown`: prompts have images); empty if they can.
+
+    Raises: ConfigError for a vision-language model that is not supported.
+    """
+    path = config.model.path
+    reads = vision_model(path) is not None
+    if shown and not reads and folder_of(path) is not None:
+        return (
+            f"model.path: {path} reads text only, and the prompts of task {config.task.name!r} have images; use a "
+            "vision-language model (docs/images.md)"
+        )
+    has_vllm = config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is not None
+    if reads and has_vllm and (missing := missing_package()):
+        return f"model.path: {path} is a vision-language model: {missing}"
+    if shown and needs_embeddings(config.algorithm.selector) and config.selector.embeddings is None:
+        return (
+            f"algorithm.selector = {config.algorithm.selector!r} embeds the text of prompts, and these have images; "
+            "choose another selector, or set selector.embeddings to a file of your own"
+        )
+    return ""
 
 
 def reward(config: Config) -> Iterator[Check]:

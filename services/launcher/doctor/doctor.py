@@ -24,6 +24,7 @@ from bapo.core.types import Prompt
 from bapo.runtime.machine import installed, vllm_build
 from bapo.runtime.model_files import round_trips
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.vision import written
 from bapo.tasks.base import MESSAGES
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
@@ -196,7 +197,7 @@ def tokenizer(config: Config) -> Check:
         detail = f"cannot load the tokenizer of {config.model.path}: {str(error).splitlines()[0]}"
         return Check(name=name, status="fail", detail=detail)
     found = round_trips(
-        [prompt.text for prompt in prompts],
+        [written(prompt) for prompt in prompts],
         lambda text: str(encoder.decode(encoder(text, add_special_tokens=False)["input_ids"])),
     )
     if found.num_changed:

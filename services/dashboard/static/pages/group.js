@@ -3,6 +3,7 @@
 import { el } from "bapo/app/dom.js";
 import { DASH, count, decimal } from "bapo/app/format.js";
 import { NotExported, follow } from "bapo/app/data.js";
+import { pictures } from "bapo/app/images.js";
 import { METRICS, heatText, legend, plainText, tokenWords } from "bapo/app/heat.js";
 import { visible } from "bapo/app/visible.js";
 
@@ -63,7 +64,7 @@ function mount(root, shell, here) {
   function promptCard(answer) {
     if (answer.prompt === null) return "";
     return el("section", { class: "card", "aria-label": "Prompt" },
-      el("h2", {}, "Prompt"), el("pre", { class: "plain", tabindex: "0" }, visible(answer.prompt)),
+      el("h2", {}, "Prompt"), el("pre", { class: "plain", tabindex: "0" }, visible(answer.prompt)), pictures(answer.images),
       el("dl", { class: "facts" },
         el("dt", {}, "Gold response"), el("dd", { id: "gold" }, answer.gold === null ? DASH : el("code", {}, visible(answer.gold))),
         el("dt", {}, "Reference answer"), el("dd", {}, el("code", {}, visible(JSON.stringify(answer.answer))))));

@@ -4,6 +4,7 @@ import { chartCard, colour } from "bapo/app/charts.js";
 import { el, table } from "bapo/app/dom.js";
 import { DASH, decimal, plural } from "bapo/app/format.js";
 import { NotExported, TokenNeeded, follow } from "bapo/app/data.js";
+import { pictures } from "bapo/app/images.js";
 import { visible } from "bapo/app/visible.js";
 
 const KINDS = { fresh: ["Fresh", "x1", "circle"], reevaluated: ["Re-evaluated", "x2", "diamond"], reused: ["Reused", "x3", "emptyRect"] };
@@ -69,8 +70,10 @@ function mount(root, shell, here) {
   async function showText(source, visit) {
     if (!visit) return;
     try {
-      const { prompt } = await source.get("group", { id: visit.group, step: visit.step });
+      const { prompt, images } = await source.get("group", { id: visit.group, step: visit.step });
       text.textContent = visible(prompt ?? "");
+      const shown = pictures(images);
+      if (shown) card.append(shown);
       card.hidden = prompt === null;
     } catch (error) {
       if (!(error instanceof TokenNeeded || error instanceof NotExported)) throw error;

@@ -1,0 +1,73 @@
+"""How the learner runs a transformers model, with or without images: packed text, each image once per group.
+
+    vision tower   each image separately, with torch's attention
+    text           packed (`learner.batch.packed_attention`)
+
+Suffixes: N packed tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
+from learner.batch.packed_attention import NAME as PACKED
+from learner.batch.packing import MicroBatch
+
+PLAIN = "sdpa"
+"""Name of torch's attention in transformers."""
+
+
+def reads_images(settings: PreTrainedConfig) -> bool:
+    """Whether it is the configuration of a vision-language model."""
+    return getattr(settings, "vision_config", None) is not None
+
+
+def attention(settings: PreTrainedConfig, text: str = PACKED) -> str | dict[str, str]:
+    """The argument `attn_implementation` of transformers."""
+    return {"text_config": text, "vision_config": PLAIN} if reads_images(settings) else text
+
+
+def hidden_states(base: nn.Module, micro: MicroBatch) -> Tensor:
+    """[N, D] last hidden states of a model without its output head."""
+    images, pictures, nothing = micro.images, {}, None
+    if images is not None:
+        pictures = {"pixel_values": images.pixels, "image_grid_thw": images.grid}
+    elif (tower := getattr(base, "visual", None)) is not None:
+        nothing = 0.0 * _idle(tower, micro.token_ids_N.device)
+    output = base(
+        input_ids=micro.token_ids_N.unsqueeze(0),
+        position_ids=micro.positions_N.unsqueeze(-2),
+        use_cache=False,
+        packing=micro.packing,
+        **pictures,
+    )
+    hidden_ND: Tensor = output.last_hidden_state[0]
+    return hidden_ND if nothing is None else hidden_ND + nothing
+
+
+def _idle(tower: Any, device: torch.device) -> Tensor:
+    """A scalar computed by the vision tower without an image. FSDP gathers its layers, so all ranks must run the tower
+    equally often and before the text; and every parameter gets a gradient."""
+    settings = tower.config
+    side = settings.spatial_merge_size
+    size = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
+    pixels = torch.zeros(side * side, size, device=device, dtype=tower.dtype)
+    grid = torch.tensor([[1, side, side]], device=device)
+    found: Tensor = tower(pixels, grid_thw=grid).pooler_output.sum()
+    return found
+
+
+def freeze_vision(model: nn.Module, config: Config) -> None:
+    """Freeze the vision tower if `model.freeze_vision`. Raises: ConfigError for a model without one."""
+    if not config.model.freeze_vision:
+        return
+    towers = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "visual"]
+    if not towers:
+        raise ConfigError(f"model.freeze_vision: {config.model.path} has no vision tower; remove this setting")
+    towers[0].requires_grad_(False)

@@ -1,0 +1,85 @@
+"""Prompts with images for vLLM.
+
+vLLM gets tokens and preprocessed patches, so its own image processor never runs: engine and learner see the same
+pixels, an image is processed once per group, and the prompt length of a resumed response does not change.
+
+vLLM 0.32 caches outputs of the vision tower by image digest, even after the tower's weights change: an update must
+clear that cache too, or log-probs for images seen before are wrong by several nats.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bapo.core.types import MAX_IMAGES
+from bapo.runtime.torchvision_build import complete_torchvision
+from bapo.runtime.vision import Patches, VisionModel
+
+if TYPE_CHECKING:
+    from vllm.inputs import MultiModalInput
+
+ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
+MODULE = "vllm.model_executor.models.qwen2_5_vl"
+ARGUMENTS: Mapping[str, Any] = {
+    "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+    "mm_processor_cache_gb": 0,  # cache of vLLM's own processor
+    "mm_device_do_normalize": False,  # patches are already normalized
+}
+
+
+def register() -> None:
+    """Register the architecture in this process: vLLM inspects models in a separate process, where a torchvision
+    without its operators cannot be imported."""
+    if complete_torchvision() is None:
+        return
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(ARCHITECTURE, getattr(importlib.import_module(MODULE), ARCHITECTURE))
+
+
+def prompt_with_images(
+    token_ids: list[int], images: Sequence[tuple[str, Patches]], model: VisionModel
+) -> MultiModalInput:
+    """The input of a request.
+
+    Args:
+        token_ids: an expanded prompt, plus the tokens sampled so far if a response is resumed.
+        images: digest and patches of each image, in order.
+    """
+    import torch
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+    patches = [found for _, found in images]
+    pixels = torch.from_numpy(np.concatenate([found.pixels for found in patches]))
+    grid = torch.tensor([[1, found.height, found.width] for found in patches])
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grid.prod(-1)),
+        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+    }
+    places = model.places(np.array(token_ids), patches)
+    return mm_input(
+        token_ids,
+        mm_kwargs=MultiModalKwargsItems.from_hf_inputs(_batch(pixel_values=pixels, image_grid_thw=grid), fields),
+        mm_hashes={"image": [digest for digest, _ in images]},
+        mm_placeholders={
+            "image": [PlaceholderRange(offset=place.start, length=place.stop - place.start) for place in places]
+        },
+    )
+
+
+def _batch(**tensors: Any) -> Any:
+    return importlib.import_module("transformers").BatchFeature(tensors)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Resetting the encoder cache when requests are in progress")
+
+
+# vLLM warns about caches in its other processes; there are none here.
+logging.getLogger("vllm.v1.engine.core").addFilter(_is_news)
