@@ -189,7 +189,7 @@ def engine_module(name: str) -> EngineModule:
     known = known_engines()
     if name not in known:
         hint = did_you_mean(name, known)
-        raise ConfigError(f"rollout.engine: unknown engine {name!r}{hint}. Known: {', '.join(known)}")
+        raise ConfigError(f"rollout.engine: there is no engine {name!r}{hint}; known are {', '.join(known)}")
     return cast(EngineModule, plugin(__package__, name))
 
 
