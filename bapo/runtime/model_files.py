@@ -20,6 +20,7 @@ from bapo.core.errors import ConfigError
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Only safetensors weights, config and tokenizer: many models include the same weights in other formats."""
+UNKNOWN = "<unk>"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -64,6 +65,19 @@ def _num_in(file: Path) -> int:
             raise ValueError(f"{file} is not a safetensors file")
         header = json.loads(opened.read(length))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def context_length(folder: Path) -> int | None:
+    """Most tokens of a prompt and its response together; None: not stated, or extended by RoPE scaling."""
+    try:
+        values = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return None
+    text = values.get("text_config", values)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    is_scaled = scaling.get("rope_type", scaling.get("type", "default")) not in ("default", "mrope")
+    length = text.get("max_position_embeddings")
+    return length if isinstance(length, int) and not is_scaled else None
 
 
 def missing_parts(folder: Path) -> list[str]:
@@ -140,6 +154,10 @@ class RoundTrips:
             f"the tokenizer of the model changes the prompt {text!r} to {back!r} ({self.num_changed} of "
             f"{self.num_prompts} tested prompts change, {self.num_changed / self.num_prompts:.0%})"
         )
+        if self.is_wrong and UNKNOWN in back:
+            return (
+                f"{changed}: its vocabulary has no tokens for this text; use another model, or data that it can encode"
+            )
         if self.is_wrong:
             return (
                 f"{changed}: it is not the tokenizer that the model was trained with (check tokenizer_class and "

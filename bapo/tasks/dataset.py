@@ -456,8 +456,8 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "inpu
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
 CONVERT_CSV = (
-    '. Convert it: python -c "import csv, json; [print(json.dumps(row)) for row in '
-    "csv.DictReader(open('{source}'))]\" > {stem}.jsonl"
+    '. Convert it: python -c "from pyarrow import csv, parquet; '
+    "parquet.write_table(csv.read_csv('{source}'), '{stem}.parquet')\""
 )
 MAX_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64

@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path = write_export(RunDirectory.open(flags.run), flags.export)
             sys.stdout.write(f"{path} ({path.stat().st_size / 1e6:.1f} MB)\n")
     except BapoError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
 

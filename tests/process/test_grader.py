@@ -269,6 +269,15 @@ def test_a_copy_that_a_verifier_forks_answers_nothing_and_ends(make_pool: MakePo
     assert [pool.grade(make_prompt(), ["fine"]).rewards.tolist() for _ in range(3)] == [[1.0]] * 3
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt also where a shell runs the tests in the background, and they ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_the_answer_to_a_question_that_was_interrupted_is_not_taken_for_the_next_ones(make_pool: MakePool) -> None:
     pool = make_pool("late")
     assert pool.grade(make_prompt(), ["fine"]).rewards.tolist() == [1.0]

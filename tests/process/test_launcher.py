@@ -77,7 +77,8 @@ def doctor(tmp_path: Path, *overrides: str) -> tuple[int, dict[str, dict[str, st
     model = tmp_path / "model"
     if not model.exists():
         write_tiny_model(model)
-    tokens = ["--model.path", str(model), "--run.root", str(tmp_path), "--task.options.num_train", "64", *FREE_PORTS]
+    tokens = ["--model.path", str(model), "--run.root", str(tmp_path), "--task.options.num_train", "64", *FREE_PORTS,
+              "--rollout.max_prompt_tokens", "64", "--rollout.max_response_tokens", "64"]  # fmt: skip
     process = start(["doctor", "bapo", "--json", "--algorithm.batch_size", "8", "--learner.minibatch_size", "8",
                      *tokens, *overrides])  # fmt: skip
     output, _ = process.communicate(timeout=120)

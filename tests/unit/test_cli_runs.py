@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import tomllib
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_init_writes_a_file_that_loads_with_the_columns_and_sizes_of_the_data(fo
     assert "reward" not in tomllib.loads(text)["task"]
 
 
+def test_init_keeps_prompt_and_response_within_the_context_of_the_model(folder: Path) -> None:
+    (folder / "model" / "config.json").write_text('{"max_position_embeddings": 300}')
+    assert CliRunner().invoke(app, INIT).exit_code == 0
+    rollout = load_config(["run.toml"], []).rollout
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == (100, 200)
+
+
 def test_init_overwrites_only_by_force(folder: Path) -> None:
     (folder / "run.toml").write_text("mine")
     assert "overwrite it with --force" in refused(*INIT)
@@ -70,7 +78,8 @@ def test_init_overwrites_only_by_force(folder: Path) -> None:
     [
         (["--model", "nowhere"], "folder nowhere not found, and it is not a Hugging Face id"),
         (["--data", "none.jsonl"], "none.jsonl not found"),
-        (["--data", "train.csv"], "csv.DictReader(open('train.csv'))]\" > train.jsonl"),
+        (["--data", "train.csv"], "csv.read_csv('train.csv'), 'train.parquet')"),
+        (["--held-out", "none.jsonl"], "none.jsonl not found"),
         (["--preset", "bapp"], "did you mean 'bapo'"),
         (["--prompt-column", "questoin"], "no column 'questoin' (did you mean 'question'?); set it with"),
     ],
@@ -99,6 +108,16 @@ def test_the_state_of_a_run_is_what_its_launcher_did(folder: Path) -> None:
     }
     found = {name: state_of(make_run(f"outputs/{name}", **fields)).state for name, (fields, _) in expected.items()}
     assert found == {name: state for name, (_, state) in expected.items()}
+
+
+def test_the_state_of_a_run_in_containers_is_what_its_records_say(folder: Path) -> None:
+    now = time.time()
+    rows = {"live": make_row(4, time=now), "silent": make_row(4, time=now - 900), "over": make_row(9, time=now - 900)}
+    for name, row in rows.items():
+        make_run(f"outputs/{name}").append_metrics(row)
+    found = {name: state_of(RunDirectory.open(f"outputs/{name}")).state for name in rows}
+    assert found == {"live": "running", "silent": "stopped", "over": "finished"}
+    assert "docker compose logs -f learner" in CliRunner().invoke(app, ["status", "outputs/live"]).stdout
 
 
 def test_runs_lists_step_accuracy_and_page_and_survives_a_damaged_run(folder: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from bapo.runtime.model_files import WANTED, fetch, folder_of, is_hub_id, missing_parts, num_parameters
+from bapo.runtime.model_files import WANTED, context_length, fetch, folder_of, is_hub_id, missing_parts, num_parameters
 from services.launcher.doctor.checks import model_files, preflight
 from tests.support.hub import MODEL, Hub
 from tests.support.launcher_config import make_config
@@ -47,6 +47,24 @@ def test_a_cache_with_a_configuration_and_no_weights_is_not_a_cached_model(cache
     assert (check.status, "owner/name has no weights in the Hugging Face cache" in check.detail) == ("warn", True)
     preflight(config, download=hub.download)
     assert len(hub.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "context"),
+    [
+        ('{"max_position_embeddings": 300}', 300),
+        ('{"text_config": {"max_position_embeddings": 300}}', 300),
+        ('{"max_position_embeddings": 300, "rope_scaling": {"rope_type": "yarn", "factor": 4}}', None),
+        ("{}", None),
+    ],
+)
+def test_lengths_beyond_the_context_of_a_model_are_refused(tmp_path: Path, text: str, context: int | None) -> None:
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert context_length(tmp_path) == context
+    lengths = {"max_prompt_tokens": 100, "max_response_tokens": 201}
+    check = model_files(make_config(tmp_path, model={"path": str(tmp_path)}, rollout=lengths))
+    assert (check.status, "= 301, but" in check.detail) == (("fail", True) if context else ("ok", False))
 
 
 def test_a_cache_that_lacks_one_of_two_files_of_weights_is_completed(cache: Path) -> None:

@@ -45,7 +45,9 @@ def test_a_tokenizer_that_changes_most_prompts_is_not_the_models(qwen_like: Call
     found = round_trips(["1+1", "2+2", "3"], qwen_like)
     assert found.is_wrong
     assert "2 of 3" in found.complaint
-    assert "it is not the tokenizer that the model was trained with" in found.complaint
+    assert "its vocabulary has no tokens for this text" in found.complaint  # 1<unk>1
+    reversing = round_trips(["12", "34", "5"], lambda text: text[::-1])
+    assert "it is not the tokenizer that the model was trained with" in reversing.complaint
 
 
 def test_half_is_not_most_and_none_is_fine(qwen_like: Callable[[str], str]) -> None:

@@ -24,6 +24,9 @@ from bapo.runtime.run_directory.rows import pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 """`status` in run.json -> displayed state; other values depend on whether the launcher is alive."""
+EXTERNAL_LIVE_S = 300.0
+"""A run of separately started processes counts as running when its latest step is not older."""
+EXTERNAL = "its processes were started separately: docker compose ps, docker compose logs -f learner; or kubectl"
 COLORS = {"running": "green", "starting": "green", "stopped": "yellow", "crashed": "red"}
 
 
@@ -125,12 +128,22 @@ def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
     """The state of a run in one word."""
     recorded = fields.get("status")
     if recorded is None:
-        return "created"
+        return _external_state(run)
     if recorded not in UNDER_WAY:
         return STATES.get(str(recorded), str(recorded))
     # The launcher of another machine cannot be inspected here: trust its recorded status.
     is_elsewhere = fields.get("host") not in (None, platform.node())
     return str(recorded) if is_elsewhere or run.is_under_way else "crashed"
+
+
+def _external_state(run: RunDirectory) -> str:
+    """The state of a run whose processes were started separately, as in containers: from its records alone."""
+    metrics = run.read_metrics()
+    if not metrics:
+        return "created"
+    if metrics[-1]["step"] >= load_resolved(run.config_path).run.num_steps:
+        return "finished"
+    return "running" if time.time() - metrics[-1]["time"] < EXTERNAL_LIVE_S else "stopped"
 
 
 def _updated_at(run: RunDirectory) -> float:
@@ -173,7 +186,7 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
         if config.security.tokens != "off" and token.exists():
             yield "token", f"{token} (the page asks for it; bapo view {run.path} needs none)"
         yield "processes", ", ".join(fields.get("processes") or {}) or "starting"
-    yield "next", _next(run, state)
+    yield "next", EXTERNAL if fields.get("status") is None and metrics else _next(run, state)
 
 
 def _latest_evaluations(run: RunDirectory) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
-from bapo.runtime.model_files import is_hub_id, missing_parts
+from bapo.runtime.model_files import context_length, is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS, Row, is_file, read_rows
 from bapo.tasks.grading.pool import GraderPool
@@ -83,6 +83,8 @@ def init(
         raise ConfigError(f"{output} exists; overwrite it with --force, or choose another file with --output FILE")
     _check_model(model)
     found = inspect_data(data, prompt_column, answer_column)
+    if held_out is not None:
+        inspect_data(held_out, prompt_column, answer_column)
     trouble = ""
     if reward is not None:
         trouble = _reward_trouble(reward, data, found)
@@ -162,6 +164,7 @@ def run_toml(
     """Content of the file: about 25 lines, with a comment on each setting."""
     batch_size = min(BATCH_SIZE, found.num_rows or BATCH_SIZE)
     num_gpus = num_gpu_files()
+    prompt_tokens, response_tokens = _lengths(model)
     rows = [
         f"# Check: bapo train {output} --dry-run    Start: bapo train {output}",
         f"# All settings: bapo config show {output}; reference: docs/configuration.md",
@@ -191,8 +194,8 @@ def run_toml(
         "",
         "[rollout]",
         ("num_workers = 1", "inference engines; one per GPU"),
-        ("max_prompt_tokens = 512", "longer prompts are rejected"),
-        ("max_response_tokens = 1024", "longer responses are truncated"),
+        (f"max_prompt_tokens = {prompt_tokens}", "longer prompts are rejected"),
+        (f"max_response_tokens = {response_tokens}", "longer responses are truncated"),
         *([("engine_options = { gpu_memory_utilization = 0.4 }", "shared with the learner")] if num_gpus == 1 else []),
         "",
         "[learner]",
@@ -203,9 +206,20 @@ def run_toml(
         ("every = 10", "steps between checkpoints: what a stopped run repeats at most"),
         "",
         "[evaluation]",
-        ("every = 10", "steps between evaluations" if held_out else "requires held_out data: see [task] options"),
+        (
+            "every = 10",
+            "training steps between evaluations, at least"
+            if held_out
+            else "requires held_out data: see [task] options",
+        ),
     ]
     return "\n".join(row if isinstance(row, str) else f"{row[0]:<33} # {row[1]}" for row in rows) + "\n"
+
+
+def _lengths(model: str) -> tuple[int, int]:
+    """Prompt and response tokens: 512 and 1024, or a third and two thirds of a shorter context."""
+    context = context_length(Path(model))
+    return (512, 1024) if context is None or context >= 1536 else (context // 3, context - context // 3)
 
 
 def _task_options(model: str, data: str, held_out: str | None, found: Data) -> Iterator[str]:

@@ -35,6 +35,7 @@ from bapo.runtime.machine import (
     worker_resources,
 )
 from bapo.runtime.model_files import (
+    context_length,
     fetch,
     folder_of,
     how_to_fetch,
@@ -266,6 +267,13 @@ def model_files(config: Config) -> Check:
             detail = f"{path} has no {missing} in the Hugging Face cache; the first start downloads it, or "
             return Check(name=name, status="warn", detail=detail + how_to_fetch(path))
         detail = f"model.path: {path} has no {missing}; use a folder in Hugging Face format"
+        return Check(name=name, status="fail", detail=detail)
+    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    if (context := context_length(folder)) is not None and longest > context:
+        detail = (
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the context of {path} has "
+            f"{context} tokens; set smaller ones"
+        )
         return Check(name=name, status="fail", detail=detail)
     size = sum(file.stat().st_size for file in weight_files(folder))
     where = f"{path}, cached" if is_hub_id(path) else path

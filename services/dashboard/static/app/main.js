@@ -120,7 +120,7 @@ function askForToken(message) {
       } },
     el("h2", { id: "token-title" }, "This run requires a token"),
     el("p", {}, "Paste the content of ", el("code", {}, `${source.tokens || "RUN/tokens"}/operator/token`), ". The token in ", el("code", {}, "viewer/token"), " there shows numbers, but no texts of prompts and responses. It is kept until this tab is closed."),
-    el("p", {}, "Without a token, on the machine of the run: ", el("code", {}, "bapo view RUN")),
+    el("p", {}, "Without a token, on the machine of the run: ", el("code", {}, "bapo view RUN"), ". In Docker Compose: ", el("code", {}, "docker compose run --rm -T --no-deps --entrypoint cat secrets /bapo/secrets/operator/token")),
     message ? el("p", { class: "problem", role: "alert" }, message) : null,
     el("label", { for: "token" }, "Token"),
     input,
