@@ -97,7 +97,7 @@ def printed(program: str, **environment: str) -> Any:
 def test_workers_that_need_more_gpus_than_ray_sees_are_refused_at_once() -> None:
     words = printed(REFUSED, CUDA_VISIBLE_DEVICES="")
     assert "Ray sees 0 GPUs on this machine (CUDA_VISIBLE_DEVICES: )" in words
-    assert "room for 0 workers of {'GPU': 1.0}, but rollout.num_workers = 2" in words
+    assert "room for 0 workers with {'GPU': 1.0}, but rollout.num_workers = 2" in words
 
 
 def test_ray_counts_gpus_itself_and_is_told_of_slices_which_it_cannot_count() -> None:
@@ -122,5 +122,5 @@ def test_a_node_that_dies_while_it_starts_is_an_accident_too() -> None:
     assert printed(STARTED_IN_VAIN) == [
         False,
         1,
-        "Ray did not start (own node): The current node timed out during startup.",
+        "Ray did not start (local node): The current node timed out during startup.",
     ]
