@@ -36,6 +36,7 @@ from bapo.core.errors import ConfigError, StorageError
 from bapo.core.types import Canary
 from bapo.runtime.model_files import folder_of
 from bapo.runtime.run_directory.files import storing, to_disk
+from bapo.runtime.vision import PROCESSOR_FILES
 from learner.distributed.sharding import gather_moments, load_moments, num_updates
 from learner.distributed.world import World
 from learner.model.policy import Policy
@@ -58,7 +59,7 @@ TOKENIZER_FILES = (
     "*.model",
     "chat_template*",
 )
-IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+IMAGE_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json")
 """Image preprocessing settings of a vision-language model."""
 
 

@@ -30,7 +30,7 @@ from bapo.tasks.geometry import KINDS, SIZE, GeometryTask, make_task
 from models import geometry_card
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.geometry_model import embed, patches_of, positions_of, prompt_ids
-from models.sampler import MAX_ROWS, choose, grade
+from models.sampler import MAX_ROWS, decode, grade
 
 log = logging.getLogger(__name__)
 
@@ -99,29 +99,23 @@ class Sampler:
 
     @torch.inference_mode()
     def _sample(self, ids_RT: Tensor, patches_RPD: Tensor, temperature: float) -> list[list[int]]:
-        """Continuations, each up to and including the end of sequence, or cut after `MAX_NEW_TOKENS`."""
-        language, eos = self._model.model.language_model, self._tokenizer.eos_token_id
+        language = self._model.model.language_model
         cache = DynamicCache(config=language.config)
-        continuations: list[list[int]] = [[] for _ in range(len(ids_RT))]
-        alive = torch.arange(len(ids_RT))
-        inputs, positions = embed(self._model, ids_RT, patches_RPD)
         num_tokens = ids_RT.shape[1]
-        for _ in range(MAX_NEW_TOKENS):
+
+        def logits_after(next_R: Tensor | None) -> Tensor:
+            nonlocal num_tokens
+            if next_R is None:
+                inputs, positions = embed(self._model, ids_RT, patches_RPD)
+            else:
+                num_tokens += 1
+                inputs = language.embed_tokens(next_R.unsqueeze(1))
+                positions = positions_of(num_tokens)[:, None, -1:].expand(3, len(next_R), 1)
             hidden = language(inputs_embeds=inputs, position_ids=positions, past_key_values=cache, use_cache=True)
-            logits_RV = self._model.lm_head(hidden.last_hidden_state[:, -1]).float()
-            next_R = choose(logits_RV, self._generator, temperature)
-            for row, token in zip(alive.tolist(), next_R.tolist(), strict=True):
-                continuations[row].append(token)
-            going_R = next_R != eos
-            if not bool(going_R.any()):
-                break
-            if not bool(going_R.all()):
-                cache.batch_select_indices(going_R.nonzero().squeeze(1))
-                alive, next_R = alive[going_R], next_R[going_R]
-            num_tokens += 1
-            inputs = language.embed_tokens(next_R.unsqueeze(1))
-            positions = positions_of(num_tokens)[:, None, -1:].expand(3, len(next_R), 1)
-        return continuations
+            return self._model.lm_head(hidden.last_hidden_state[:, -1]).float()
+
+        eos = self._tokenizer.eos_token_id
+        return decode(logits_after, cache, len(ids_RT), eos, MAX_NEW_TOKENS, self._generator, temperature)
 
 
 def _shown(task: GeometryTask, prompts: Sequence[Prompt], pictures: Pictures) -> list[Any]:

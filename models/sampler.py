@@ -6,7 +6,7 @@ Suffixes: R responses, T tokens, V vocabulary. Does not cover: top-p, top-k, pro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,13 +68,34 @@ def _sample(
     generator: torch.Generator,
     temperature: float,
 ) -> list[list[int]]:
-    """Continuations, each up to and including the end of sequence, or cut after `max_new_tokens`."""
     cache = DynamicCache(config=model.config)
-    continuations: list[list[int]] = [[] for _ in range(len(ids_RT))]
-    alive = torch.arange(len(ids_RT))
+
+    def logits_after(next_R: Tensor | None) -> Tensor:
+        ids = ids_RT if next_R is None else next_R.unsqueeze(1)
+        return model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1].float()
+
+    return decode(logits_after, cache, len(ids_RT), eos, max_new_tokens, generator, temperature)
+
+
+def decode(
+    logits_after: Callable[[Tensor | None], Tensor],
+    cache: DynamicCache,
+    num_rows: int,
+    eos: int,
+    max_new_tokens: int,
+    generator: torch.Generator,
+    temperature: float,
+) -> list[list[int]]:
+    """Continuations, each up to and including the end of sequence, or cut after `max_new_tokens`.
+
+    Args:
+        logits_after: the newest token of each row that has not ended, None before the first -> [R, V] logits.
+        cache: of the model; ended rows leave it.
+    """
+    continuations: list[list[int]] = [[] for _ in range(num_rows)]
+    alive, newest_R = torch.arange(num_rows), None
     for _ in range(max_new_tokens):
-        logits_RV = model(input_ids=ids_RT, past_key_values=cache, use_cache=True).logits[:, -1].float()
-        next_R = choose(logits_RV, generator, temperature)
+        next_R = choose(logits_after(newest_R), generator, temperature)
         for row, token in zip(alive.tolist(), next_R.tolist(), strict=True):
             continuations[row].append(token)
         going_R = next_R != eos
@@ -83,7 +104,7 @@ def _sample(
         if not bool(going_R.all()):
             cache.batch_select_indices(going_R.nonzero().squeeze(1))
             alive, next_R = alive[going_R], next_R[going_R]
-        ids_RT = next_R.unsqueeze(1)
+        newest_R = next_R
     return continuations
 
 

@@ -1,9 +1,11 @@
-"""`make demo` in small: the shipped model, real vLLM on Ray, every other part real too, three steps."""
+"""The demos in small: shipped models, real vLLM on Ray, every other part real too, three steps."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM
 
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -15,12 +17,15 @@ SMALL = [
     "--evaluation.num_prompts_final", "8", "--evaluation.every", "0", "--checkpoint.every", "3",
 ]  # fmt: skip
 WAIT_S = 240.0
+without_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="pip install --no-deps -r requirements/vision.txt"
+)
 
 
-def test_three_steps_of_the_demo_train_the_shipped_model(tmp_path: Path) -> None:
-    config = str(REPOSITORY / "deploy/configs/demo.toml")
-    process = start(["train", config, "--run.root", str(tmp_path), *SMALL, *FREE_PORTS])
-    run = RunDirectory(tmp_path / "run")
+def three_steps(folder: Path, config: str, splits: tuple[str, str]) -> RunDirectory:
+    """Train with a shipped configuration, and check what every run promises. Returns: the run."""
+    process = start(["train", str(REPOSITORY / config), "--run.root", str(folder), *SMALL, *FREE_PORTS])
+    run = RunDirectory(folder / "run")
     try:
         wait_until(lambda: bool(run.read_metrics()) or process.poll() is not None, timeout_s=WAIT_S, what="step 1")
         members = family(process) if process.poll() is None else []
@@ -35,8 +40,22 @@ def test_three_steps_of_the_demo_train_the_shipped_model(tmp_path: Path) -> None
     # Step 1 trains what theta_1 itself sampled: the engine's log-probs and the learner's are the same.
     assert rows[0]["staleness_x1_max"] == 0
     assert rows[0]["tv_x1"] < 1e-4
-    assert {(row["split"], row["version"]) for row in run.read_evaluations()} == {
-        ("cd34", 1), ("cd4", 1), ("cd34", 4), ("cd4", 4),
-    }  # fmt: skip
+    measured = {(row["split"], row["version"]) for row in run.read_evaluations()}
+    assert measured == {(split, version) for split in splits for version in (1, 4)}
+    return run
+
+
+def test_three_steps_of_the_demo_train_the_shipped_model(tmp_path: Path) -> None:
+    run = three_steps(tmp_path, "deploy/configs/demo.toml", ("cd34", "cd4"))
     exported = run.checkpoint_dir(3) / "hf"
     assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() == 646_784
+
+
+def test_three_steps_of_the_mathematics_demo_train_its_model(tmp_path: Path) -> None:
+    three_steps(tmp_path, "deploy/configs/demo-mathematics.toml", ("words", "latex"))
+
+
+@without_torchvision
+def test_three_steps_train_on_what_the_model_sees(tmp_path: Path) -> None:
+    """Engine and learner see the same pixels, normalized once."""
+    three_steps(tmp_path, "deploy/configs/demo-geometry.toml", ("geometry", "geometry3"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,7 +109,8 @@ def state_of(run: RunDirectory) -> RunState:
         metrics, evaluations = run.read_metrics(), run.read_evaluations()
     except BapoError:
         return RunState(name=run.name, path=str(run.path), state="unreadable")
-    state = state_name(run, fields)
+    has_launcher = fields.get("status") is not None
+    state = state_name(run, fields) if has_launcher else _external_state(metrics, config.run.num_steps)
     latest = [row for row in evaluations if row["version"] == evaluations[-1]["version"]]
     return RunState(
         name=run.name,
@@ -128,7 +129,7 @@ def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
     """The state of a run in one word."""
     recorded = fields.get("status")
     if recorded is None:
-        return _external_state(run)
+        return "created"
     if recorded not in UNDER_WAY:
         return STATES.get(str(recorded), str(recorded))
     # The launcher of another machine cannot be inspected here: trust its recorded status.
@@ -136,12 +137,11 @@ def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
     return str(recorded) if is_elsewhere or run.is_under_way else "crashed"
 
 
-def _external_state(run: RunDirectory) -> str:
+def _external_state(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> str:
     """The state of a run whose processes were started separately, as in containers: from its records alone."""
-    metrics = run.read_metrics()
     if not metrics:
         return "created"
-    if metrics[-1]["step"] >= load_resolved(run.config_path).run.num_steps:
+    if metrics[-1]["step"] >= num_steps:
         return "finished"
     return "running" if time.time() - metrics[-1]["time"] < EXTERNAL_LIVE_S else "stopped"
 
