@@ -12,12 +12,11 @@ import argparse
 import io
 import json
 import logging
-import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Qwen2_5_VLForConditionalGeneration
 
 from bapo.core.types import Prompt
-from bapo.tasks.geometry import KINDS, SIZE, GeometryTask, make_task
+from bapo.tasks.geometry import BLANK, KINDS, NAME, SWAPPED, GeometryTask, make_task
 from models import geometry_card
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.geometry_model import embed, patches_of, positions_of, prompt_ids
@@ -34,7 +33,7 @@ from models.sampler import MAX_ROWS, decode, grade
 
 log = logging.getLogger(__name__)
 
-Pictures = Literal["own", "blank", "shuffled"]
+CONTROLS = {"blank": BLANK, "swapped": SWAPPED}
 TEMPERATURES = (1.0, 0.3)
 
 
@@ -42,9 +41,9 @@ def evaluate(
     model: Qwen2_5_VLForConditionalGeneration, tokenizer: Any, *, num_problems: int = 500, seed: int = 0
 ) -> dict[str, Any]:
     """Accuracy on held-out numbers by temperature, kind and pictures, and training-group accuracies."""
-    task = make_task(num_held_out=num_problems, num_train=num_problems, held_out=["geometry"])
+    task = make_task(num_held_out=num_problems, num_train=num_problems, held_out=[NAME, BLANK, SWAPPED])
     model.eval()
-    prompts = task.prompts("geometry")
+    prompts = task.prompts(NAME)
     sampler = Sampler(model, tokenizer, task, seed=seed)
     report: dict[str, Any] = {"group_size": GROUP_SIZE, "max_new_tokens": MAX_NEW_TOKENS, "seed": seed}
     report["num_problems"] = num_problems
@@ -54,10 +53,9 @@ def evaluate(
         report[f"temperature_{temperature:g}"] = _of_groups(groups)
         if temperature == 1.0:
             report["by_kind"] = _by_kind(prompts, groups)
-    ablations: tuple[Pictures, ...] = ("blank", "shuffled")
-    for pictures in ablations:
-        report[pictures] = _of_groups(sampler.groups(prompts, GROUP_SIZE, 1.0, pictures))
-        report[pictures]["greedy"] = summary(sampler.groups(prompts, 1, 0.0, pictures))["accuracy"]
+    for name, split in CONTROLS.items():
+        report[name] = _of_groups(sampler.groups(task.prompts(split), GROUP_SIZE, 1.0))
+        report[name]["greedy"] = summary(sampler.groups(task.prompts(split), 1, 0.0))["accuracy"]
     report["train"] = _of_groups(sampler.groups(task.prompts("train"), GROUP_SIZE, 1.0))
     return report
 
@@ -75,12 +73,10 @@ class Sampler:
         self._model, self._tokenizer, self._task = model, tokenizer, task
         self._generator = torch.Generator().manual_seed(seed)
 
-    def groups(
-        self, prompts: Sequence[Prompt], group_size: int, temperature: float, pictures: Pictures = "own"
-    ) -> Groups:
+    def groups(self, prompts: Sequence[Prompt], group_size: int, temperature: float) -> Groups:
         """`group_size` graded responses to each prompt, in the order of `prompts`; temperature 0 is greedy."""
         started = time.monotonic()
-        shown = _shown(self._task, prompts, pictures)
+        shown = [_ink(self._task.image(prompt.images[0])) for prompt in prompts]
         by_length: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             ids = prompt_ids(self._tokenizer, prompt.text)
@@ -94,7 +90,7 @@ class Sampler:
                 for (index, _), ids in zip(chunk, sampled, strict=True):
                     groups[index].append(grade(self._tokenizer, self._task, prompts[index], ids))
         took = time.monotonic() - started
-        log.info("%s pictures: %d x %d responses in %.1f s", pictures, len(groups), group_size, took)
+        log.info("%d x %d responses in %.1f s", len(groups), group_size, took)
         return groups
 
     @torch.inference_mode()
@@ -118,20 +114,9 @@ class Sampler:
         return decode(logits_after, cache, len(ids_RT), eos, MAX_NEW_TOKENS, self._generator, temperature)
 
 
-def _shown(task: GeometryTask, prompts: Sequence[Prompt], pictures: Pictures) -> list[Any]:
-    """Where each prompt's picture is black."""
-    if pictures == "blank":
-        return [np.zeros((SIZE, SIZE), dtype=bool) for _ in prompts]
-    own = [~np.asarray(Image.open(io.BytesIO(task.image(prompt.images[0]))).convert("1")) for prompt in prompts]
-    if pictures == "own":
-        return own
-    others = list(range(len(prompts)))
-    for kind in KINDS:
-        of_kind = [index for index, prompt in enumerate(prompts) if prompt.answer["kind"] == kind]
-        shuffled = random.Random(0).sample(of_kind, len(of_kind))
-        for index, other in zip(shuffled, [*shuffled[1:], *shuffled[:1]], strict=True):
-            others[index] = other
-    return [own[index] for index in others]
+def _ink(png: bytes) -> Any:
+    """Where a drawing is black."""
+    return ~np.asarray(Image.open(io.BytesIO(png)).convert("1"))
 
 
 def _of_groups(groups: Groups) -> dict[str, Any]:
@@ -162,7 +147,7 @@ def write_report(folder: Path, *, num_problems: int = 500, seed: int = 0) -> Non
     )
     (folder / "evaluation.json").write_text(f"{json.dumps(report, indent=1)}\n", encoding="utf-8")
     (folder / "README.md").write_text(geometry_card.render(folder), encoding="utf-8")
-    for name in ("temperature_1", "blank", "shuffled"):
+    for name in ("temperature_1", *CONTROLS):
         log.info("%s: accuracy=%.3f solved=%.3f", name, *map(report[name].get, ("accuracy", "solved_at_least_once")))
 
 

@@ -35,7 +35,7 @@ elsewhere in each drawing. The interval is the 95 % bootstrap over problems.
 |---|---|---|---|---|---|
 {accuracy_rows}
 
-Greedy: {greedy:.3f}; blank {blank_greedy:.3f}, swapped {shuffled_greedy:.3f}. Blank: white paper. Swapped: the picture
+Greedy: {greedy:.3f}; blank {blank_greedy:.3f}, swapped {swapped_greedy:.3f}. Blank: white paper. Swapped: the picture
 of another problem of the same kind. A model that guesses does as well on those as on its own.
 
 | kind | problems | accuracy | solved in {group_size} | mixed groups |
@@ -60,8 +60,8 @@ All figures are in `evaluation.json`.
 
 {reading_rows} and {answering_rows} pictures per iteration, Muon for the layers' matrices and AdamW for the rest,
 learning rate {lr:g} after {num_warmup} iterations of warm-up, linear decay to 0, seed {seed}. All problems of the
-examples have numbers of buckets 0 to 7 of `crc32(sorted numbers) % 10`; reinforcement learning trains on bucket 8 and
-is measured on bucket 9. The exercises show every number, and no problem. Numbers start as points on circles
+examples have numbers of buckets 0 to 7 of `crc32(sorted numbers) % 10`; reinforcement learning trains on buckets 0 to 8
+and is measured on bucket 9. The exercises show every number, and no problem. Numbers start as points on circles
 (`models/geometry_model.py`). White paper is 0 for the model (mean 1, deviation 0.5).
 
 {did_not_work}
@@ -83,7 +83,7 @@ def render(folder: Path) -> str:
     measured = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     reading, answering, size = made["took"]["reading"], made["took"]["answering"], measured["group_size"]
     rows = [("own", 1.0, "temperature_1"), ("own", 0.3, "temperature_0.3")]
-    rows += [("blank", 1.0, "blank"), ("swapped", 1.0, "shuffled")]
+    rows += [("blank", 1.0, "blank"), ("swapped", 1.0, "swapped")]
     histograms = [("held out", "temperature_1"), ("training", "train"), ("held out, blank", "blank")]
     return CARD.format(
         **made["recipe"],
@@ -95,7 +95,7 @@ def render(folder: Path) -> str:
         max_new_tokens=measured["max_new_tokens"],
         greedy=measured["greedy"],
         blank_greedy=measured["blank"]["greedy"],
-        shuffled_greedy=measured["shuffled"]["greedy"],
+        swapped_greedy=measured["swapped"]["greedy"],
         accuracy_rows="\n".join(_accuracy_row(name, heat, measured[key]) for name, heat, key in rows),
         kind_rows="\n".join(_kind_row(name, row) for name, row in measured["by_kind"].items()),
         num_right_header=" | ".join(f"{k}/{size}" for k in range(size + 1)),

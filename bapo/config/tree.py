@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -114,8 +114,28 @@ class EvaluationConfig(Frozen):
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
     """Splits that are measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p` and
     `max_response_tokens`; the last three are those of `rollout` by default."""
+    temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    """Additional sampling temperatures at which every split is measured before and after training, as `SPLIT@0.3`. A
+    model that only became more deterministic does not exceed the base model at its best temperature."""
     port: int = Field(8703, ge=0, le=65535)
     """Port of health and metrics of the evaluator; 0: a free port."""
+
+    def measurements(self, splits: Sequence[str]) -> dict[str, tuple[str, SplitConfig]]:
+        """Name of each measurement -> its split and how it is measured: all splits, then all at each temperature."""
+        own = {split: self._of_split(split) for split in splits}
+        return {split: (split, settings) for split, settings in own.items()} | {
+            f"{split}@{temperature:g}": (split, settings.model_copy(update={"temperature": temperature}))
+            for temperature in self.temperatures
+            for split, settings in own.items()
+        }
+
+    def samples_of(self, name: str) -> int:
+        """Responses per prompt of a measurement."""
+        return self._of_split(name.rpartition("@")[0] or name).num_samples or self.num_samples
+
+    def _of_split(self, split: str) -> SplitConfig:
+        own = self.splits.get(split, SplitConfig())
+        return own.model_copy(update={"num_samples": own.num_samples or self.num_samples})
 
     def require_splits(self, known: Sequence[str]) -> None:
         """Raises: ConfigError for settings of a split that the task does not have."""
@@ -125,11 +145,6 @@ class EvaluationConfig(Frozen):
                     f"evaluation.splits.{split}: the task has no such held-out split{did_you_mean(split, known)}; it "
                     f"has {', '.join(known) or 'none'}"
                 )
-
-    def samples_of(self, split: str) -> int:
-        """Responses per prompt of one split."""
-        own = self.splits.get(split, SplitConfig()).num_samples
-        return self.num_samples if own is None else own
 
 
 class SchedulerConfig(Frozen):

@@ -15,8 +15,11 @@
 
 Splits: `train`, and held out `geometry` (all kinds equally often) and `geometry1` to `geometry3` (one level). They use
 different buckets of a hash of the numbers, independent of kind and order: held-out combinations of numbers never occur
-in training. The project's base model was trained on other buckets. Positions of shapes and labels vary by a few pixels,
-and nothing is drawn to scale.
+in training, nor in that of the project's base model. Training has nine of ten buckets: with one, a model learned its
+few numbers instead of reading. Positions of shapes and labels vary by a few pixels, and nothing is drawn to scale.
+
+Controls: `geometry-blank` and `geometry-swapped` ask the questions of `geometry` about white paper, and about the
+drawing of another problem of the same kind. A model that uses its images fails on both.
 
 Not supported: answers that are not integers, units, several questions about one drawing.
 """
@@ -27,9 +30,10 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
@@ -46,7 +50,10 @@ QUESTION = "{question}"
 DEFAULT_PROMPT_FORMAT = IMAGE + QUESTION
 DEFAULT_ANSWER_FORMAT = "<answer>{answer}</answer>"
 LEVELS = (1, 2, 3)
-LEVELS_OF_HELD_OUT = {NAME: LEVELS, "geometry1": (1,), "geometry2": (2,), "geometry3": (3,)}
+BLANK, SWAPPED = f"{NAME}-blank", f"{NAME}-swapped"
+LEVELS_OF_HELD_OUT = {
+    NAME: LEVELS, "geometry1": (1,), "geometry2": (2,), "geometry3": (3,), BLANK: LEVELS, SWAPPED: LEVELS
+}  # fmt: skip
 MAX_SCALE = 32
 MAX_PROMPTS = 100_000
 """Per split: their images are kept in memory."""
@@ -56,7 +63,7 @@ MAX_VALUE = 399
 NUM_BUCKETS = 10
 BASE_MODEL_BUCKETS = frozenset(range(8))
 """Numbers that the project's base model may see before any reinforcement learning."""
-TRAIN_BUCKETS = frozenset({8})
+TRAIN_BUCKETS = frozenset(range(9))
 HELD_OUT_BUCKETS = frozenset({9})
 
 Numbers = tuple[int, ...]
@@ -187,7 +194,8 @@ def make_task(
         num_train: problems in `train`; levels: their difficulty levels, out of 1, 2 and 3.
         seed: of the training problems. `held_out_seed` is separate, so that runs with different seeds are evaluated on
             the same problems.
-        num_held_out: problems in each held-out split; held_out: which of geometry, geometry1, geometry2, geometry3.
+        num_held_out: problems in each held-out split; held_out: which of geometry, geometry1, geometry2, geometry3,
+            geometry-blank, geometry-swapped.
         prompt_format: text of a prompt, with one <image> and the field {question}.
         answer_format: position of the answer in a response, like `gold_format` of datasets, e.g. "\\\\boxed{{answer}}".
         scale: factor by which the drawing of 64 x 64 pixels is enlarged, for models with larger patches.
@@ -230,26 +238,55 @@ def problems(rng: random.Random, levels: Collection[int], buckets: Collection[in
 
 
 def prompt_of(problem: Problem, form: Form) -> tuple[Prompt, bytes]:
-    """The prompt of a problem, and its image. Its answer has no steps, only what is needed to grade and sort it."""
-    png = problem.drawing().png(form.scale)
+    """The prompt of a problem, and its image."""
+    return _prompt(problem, problem.drawing().png(form.scale), _answer(problem), form)
+
+
+def _answer(problem: Problem) -> dict[str, Any]:
+    """What is needed to grade and sort a problem: no steps."""
+    return {"kind": problem.kind, "numbers": list(problem.numbers), "answer": problem.answer}
+
+
+def _prompt(problem: Problem, png: bytes, answer: Mapping[str, Any], form: Form) -> tuple[Prompt, bytes]:
     text = form.prompt_format.replace(QUESTION, KINDS[problem.kind].question)
-    answer = {"kind": problem.kind, "numbers": list(problem.numbers), "answer": problem.answer}
     return make_prompt(NAME, text, answer, images=[digest_of(png)]), png
 
 
 @lru_cache(maxsize=32)
 def _drawn(split: Split, form: Form) -> tuple[tuple[Prompt, ...], Mapping[str, bytes]]:
     """Distinct prompts and their images. Cached: a thousand take half a second."""
+    pairs = _control(split, form) if split.name in (BLANK, SWAPPED) else [drawn for _, drawn in _distinct(split, form)]
+    return tuple(prompt for prompt, _ in pairs), {prompt.images[0]: png for prompt, png in pairs}
+
+
+def _distinct(split: Split, form: Form) -> list[tuple[Problem, tuple[Prompt, bytes]]]:
+    """Problems with different prompts, as many as the split has."""
     buckets = TRAIN_BUCKETS if split.name == TRAIN else HELD_OUT_BUCKETS
     rng = random.Random(f"{NAME}/{split.name}/{split.seed}")  # noqa: S311 - reproducible, not secret
-    prompts: dict[str, Prompt] = {}
-    images: dict[str, bytes] = {}
-    stream = (prompt_of(problem, form) for problem in problems(rng, split.levels, buckets))
-    while len(prompts) < split.num:
-        for prompt, png in islice(stream, split.num - len(prompts)):
-            prompts[prompt.prompt_id] = prompt
-            images[prompt.images[0]] = png
-    return tuple(prompts.values()), images
+    stream = problems(rng, split.levels, buckets)
+    found: dict[str, tuple[Problem, tuple[Prompt, bytes]]] = {}
+    while len(found) < split.num:
+        for problem in islice(stream, split.num - len(found)):
+            drawn = prompt_of(problem, form)
+            found[drawn[0].prompt_id] = problem, drawn
+    return list(found.values())
+
+
+def _control(split: Split, form: Form) -> list[tuple[Prompt, bytes]]:
+    """The problems of `geometry` with another image. The seed distinguishes prompts that share image and numbers."""
+    pairs = _distinct(replace(split, name=NAME), form)
+    blank = Canvas(SIZE).png(form.scale)
+    of_kind = {kind: [png for problem, (_, png) in pairs if problem.kind == kind] for kind in KINDS}
+    next_of_kind = {kind: iter([*pngs[1:], *pngs[:1]]) for kind, pngs in of_kind.items()}
+    return [
+        _prompt(
+            problem,
+            blank if split.name == BLANK else next(next_of_kind[problem.kind]),
+            _answer(problem) | {"seed": problem.seed},
+            form,
+        )
+        for problem, _ in pairs
+    ]
 
 
 def _check_count(option: str, value: int, most: int) -> None:

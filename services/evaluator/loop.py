@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.config.rollout import RolloutConfig
-from bapo.config.tree import Config, SplitConfig
+from bapo.config.tree import Config
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.core.statistics import INTERVAL, estimate
 from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest
@@ -22,7 +22,16 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
 from bapo.tasks.images import keep_images
 from bapo.transport.buffer_client import BufferStatus
-from services.evaluator.plan import Target, is_finished, label_of, next_target, parts_of, requests_of
+from services.evaluator.plan import (
+    Measurement,
+    Target,
+    is_finished,
+    label_of,
+    measurements_of,
+    next_target,
+    parts_of,
+    requests_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,45 +96,52 @@ class Evaluator:
             measured.add(target.version)
 
     def _measured_versions(self) -> set[int]:
-        """Versions that have a row for every split."""
-        rows = {(int(row["version"]), row["split"]) for row in self._run.read_evaluations()}
-        return {version for version, _ in rows if all((version, split) in rows for split in self._task.held_out_splits)}
+        """Versions that have a row for every measurement."""
+        found: dict[int, set[str]] = {}
+        for row in self._run.read_evaluations():
+            found.setdefault(int(row["version"]), set()).add(row["split"])
+        return {version for version, names in found.items() if names.issuperset(self._measurements(version))}
+
+    def _measurements(self, version: int) -> dict[str, Measurement]:
+        """What is measured of these weights, by name."""
+        splits, settings = self._task.held_out_splits, self._config.evaluation
+        return measurements_of(version, splits, settings, num_steps=self._config.run.num_steps)
 
     def _forget_older(self, version: int) -> None:
         """Delete requests of a killed evaluator for versions that will never be collected."""
         for label in self._buffer.status().evaluations:
-            split, measured = parts_of(label)
-            if split in self._task.held_out_splits and measured < version:
+            name, measured = parts_of(label)
+            if name in self._measurements(measured) and measured < version:
                 self._buffer.forget(label)
 
     def measure(self, target: Target) -> None:
-        """Request all splits, wait for them, and write a row for each split that has none yet."""
+        """Request all measurements, wait for them, and write a row for each that has none yet."""
         have = {row["split"] for row in self._run.read_evaluations() if row["version"] == target.version}
         self._forget_older(target.version)
-        for split in have:  # left by an evaluator that was killed before it could delete them
-            self._buffer.forget(label_of(split, target.version))
-        splits = [split for split in self._task.held_out_splits if split not in have]
-        asked = {split: self._request(target, split) for split in splits}
-        for split, requests in asked.items():
-            label = label_of(split, target.version)
+        for name in have:  # left by an evaluator that was killed before it could delete them
+            self._buffer.forget(label_of(name, target.version))
+        due = [found for name, found in self._measurements(target.version).items() if name not in have]
+        asked = [(measurement, self._request(target, measurement)) for measurement in due]
+        for measurement, requests in asked:
+            label = label_of(measurement.name, target.version)
             self._wait(label, requests)
-            self._record(split, target, len(requests))
+            self._record(measurement, target, len(requests))
             self._buffer.forget(label)
 
-    def _record(self, split: str, target: Target, num_asked: int) -> None:
-        groups = self._buffer.collect(label_of(split, target.version))
+    def _record(self, measurement: Measurement, target: Target, num_asked: int) -> None:
+        label = label_of(measurement.name, target.version)
+        groups = self._buffer.collect(label)
         if not groups:
             raise UnavailableError(
-                f"evaluation {label_of(split, target.version)}: all {num_asked} groups failed; "
+                f"evaluation {label}: all {num_asked} groups failed; "
                 f"last failure: {self._buffer.status().last_failure or 'see the log of the rollout server'}"
             )
-        own = self._config.evaluation.splits.get(split, SplitConfig())
-        row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout, own=own)
+        row = evaluation_row(measurement, target, groups, num_asked=num_asked, rollout=self._config.rollout)
         self._run.append_evaluation(row)
         self._show(row)
         log.info(
             "evaluated split=%s version=%d accuracy=%.4f low=%.4f high=%.4f num_prompts=%d dropped=%d took_s=%.1f",
-            split, target.version, row["accuracy"], row["low"], row["high"],
+            measurement.name, target.version, row["accuracy"], row["low"], row["high"],
             row["num_prompts"], row["num_dropped"], row["seconds"],
         )  # fmt: skip
 
@@ -136,10 +152,10 @@ class Evaluator:
         solved = sum(max(found) > 0 for found in rewards) / len(rewards)
         self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
 
-    def _request(self, target: Target, split: str) -> list[RolloutRequest]:
-        prompts = list(self._task.prompts(split))[: target.num_prompts]
+    def _request(self, target: Target, measurement: Measurement) -> list[RolloutRequest]:
+        prompts = list(self._task.prompts(measurement.split))[: target.num_prompts]
         keep_images(self._task, prompts, self._run.images)
-        requests = requests_of(target, split, prompts, self._config.evaluation)
+        requests = requests_of(target, measurement, prompts, self._config.evaluation)
         self._buffer.enqueue(requests)
         return requests
 
@@ -171,9 +187,9 @@ class Evaluator:
 
 
 def evaluation_row(
-    split: str, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig, own: SplitConfig
+    measurement: Measurement, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig
 ) -> dict[str, Any]:
-    """Accuracy of one split with its interval, and what a comparison with another run needs to be fair.
+    """Accuracy of one measurement with its interval, and what a comparison with another run needs to be fair.
 
     Args:
         groups: at least one; permanently failed groups are missing and counted as dropped, not as incorrect.
@@ -183,7 +199,7 @@ def evaluation_row(
     num_responses = sum(group.size for group in groups)
     num_truncated = sum(int((group.outcomes == Outcome.TRUNCATED).sum()) for group in groups)
     return {
-        "split": split,
+        "split": measurement.name,
         "version": target.version,
         "step": target.step,
         "accuracy": found.mean,
@@ -201,7 +217,7 @@ def evaluation_row(
         ],
         "seconds": round(_busy_seconds(groups), 3),
         "sampling": {
-            name: getattr(rollout, name) if getattr(own, name) is None else getattr(own, name)
+            name: getattr(measurement.settings, name) or getattr(rollout, name)
             for name in ("temperature", "top_p", "max_response_tokens")
         },
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},

@@ -1,13 +1,13 @@
 """When to evaluate which policy version: pure rules over the learner's progress and past evaluations.
 
-base    version 1, before training changes it        num_prompts_final per split
+base    version 1, before training changes it        num_prompts_final per split, at all temperatures
 during  the first published version after each multiple of `every` steps        num_prompts
-final   version T + 1                                num_prompts_final; then the evaluator exits
+final   version T + 1                                as base; then the evaluator exits
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bapo.algorithms.settings import CadenceConfig
@@ -27,6 +27,16 @@ class Target:
     def step(self) -> int:
         """Number of learner steps of these weights."""
         return self.version - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One split, sampled in one way."""
+
+    name: str
+    """As in the rows: the split, or `SPLIT@TEMPERATURE`."""
+    split: str
+    settings: SplitConfig
 
 
 def next_target(
@@ -58,29 +68,40 @@ def is_finished(measured: Collection[int], num_steps: int) -> bool:
     return num_steps + 1 in measured
 
 
-def label_of(split: str, version: int) -> str:
-    """Label of an evaluation in the buffer."""
-    return f"{split}@{version}"
+def measurements_of(
+    version: int, splits: Sequence[str], settings: EvaluationConfig, *, num_steps: int
+) -> dict[str, Measurement]:
+    """What is measured of these weights, by name: additional temperatures only before and after training."""
+    all_of_them = version in (BASE_VERSION, num_steps + 1)
+    found = settings.measurements(splits)
+    return {name: Measurement(name, *found[name]) for name in found if all_of_them or name in splits}
+
+
+def label_of(name: str, version: int) -> str:
+    """Label of a measurement in the buffer."""
+    return f"{name}@{version}"
 
 
 def parts_of(label: str) -> tuple[str, int]:
-    """(split, version) of a label; version 0 for a label of another client."""
-    split, _, version = label.rpartition("@")
-    return split, int(version) if version.isdecimal() else 0
+    """(name, version) of a label; version 0 for a label of another client."""
+    name, _, version = label.rpartition("@")
+    return name, int(version) if version.isdecimal() else 0
 
 
-def requests_of(target: Target, split: str, prompts: list[Prompt], settings: EvaluationConfig) -> list[RolloutRequest]:
+def requests_of(
+    target: Target, measurement: Measurement, prompts: list[Prompt], settings: EvaluationConfig
+) -> list[RolloutRequest]:
     """One request per prompt; asking twice asks once."""
-    own = settings.splits.get(split, SplitConfig())
+    own = measurement.settings
     return [
         RolloutRequest(
-            request_id=f"evaluate-{target.version:06d}-{split}-{index:05d}",
+            request_id=f"evaluate-{target.version:06d}-{measurement.name}-{index:05d}",
             prompt=prompt,
-            group_size=settings.samples_of(split),
+            group_size=settings.samples_of(measurement.name),
             purpose=Purpose.EVALUATE,
             step=target.version,
             min_version=target.version,
-            label=label_of(split, target.version),
+            label=label_of(measurement.name, target.version),
             temperature=own.temperature,
             top_p=own.top_p,
             max_response_tokens=own.max_response_tokens,

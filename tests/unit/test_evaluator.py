@@ -160,6 +160,28 @@ def test_a_split_has_its_own_number_of_responses_and_sampling(tmp_path: Path) ->
     assert rows["hard"] == {"temperature": 0.6, "top_p": rollout.top_p, "max_response_tokens": 100}
 
 
+def test_further_temperatures_are_measured_before_and_after_training_only(tmp_path: Path) -> None:
+    further = {"temperatures": [0.3], "splits": {"hard": {"num_samples": 32}}}
+    config = CONFIG.model_copy(
+        update={"evaluation": EvaluationConfig.model_validate({**SETTINGS.model_dump(), **further})}
+    )
+    marks = [(1, 1), (12, 12), (41, 41)]
+    buffer = FakeBuffer([Progress(step=step, policy_version=version) for step, version in marks])
+    evaluator, run = make_evaluator(tmp_path, buffer, config=config)
+    evaluator.run()
+    names = ["easy", "hard", "easy@0.3", "hard@0.3"]
+    rows = [(row["split"], row["version"]) for row in run.read_evaluations()]
+    assert rows == [*((name, 1) for name in names), ("easy", 12), ("hard", 12), *((name, 41) for name in names)]
+    hard = buffer.asked["hard@0.3@41"]
+    assert [request.prompt.prompt_id for request in hard] == ["hard0", "hard1", "hard2"]
+    assert (hard[0].temperature, hard[0].group_size, buffer.asked["hard@41"][0].temperature) == (0.3, 32, None)
+    assert [row["sampling"]["temperature"] for row in run.read_evaluations()][:4] == [1.0, 1.0, 0.3, 0.3]
+    again, _ = make_evaluator(tmp_path / "again", buffer, config=config)
+    assert config.evaluation.samples_of("hard@0.3") == 32
+    assert again._measured_versions() == set()
+    assert evaluator._measured_versions() == {1, 12, 41}
+
+
 def test_settings_of_a_split_that_does_not_exist_are_refused() -> None:
     settings = EvaluationConfig.model_validate({"splits": {"aime42": {"num_samples": 32}}})
     with pytest.raises(ConfigError, match=r"evaluation\.splits\.aime42.*did you mean"):

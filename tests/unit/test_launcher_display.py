@@ -17,7 +17,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.snapshot import Observer, Snapshot
-from services.launcher.display.summary import losses, summary
+from services.launcher.display.summary import losses, over_best_base, summary
 from services.launcher.display.table import accuracies, render
 from services.launcher.session import Session
 from services.launcher.supervision.children import ProcessLine
@@ -88,6 +88,18 @@ def test_a_change_over_the_first_of_the_prompts_says_so() -> None:
     assert list(accuracies([first, during])) == ["cd34 0.0 % -> 50.0 % (step 31, first 2 prompts)"]
     whole = first | {"version": 32, "step": 31}
     assert list(accuracies([first, whole])) == ["cd34 50.0 % -> 50.0 % (step 31)"]
+
+
+def test_the_trained_model_is_compared_with_the_base_model_at_its_best_temperature() -> None:
+    def row(split: str, version: int, temperature: float, rewards: tuple[float, float]) -> dict[str, Any]:
+        found = {"rewards": {"p": [rewards[0]], "q": [rewards[1]]}, "accuracy": sum(rewards) / 2}
+        return {"split": split, "version": version, "sampling": {"temperature": temperature}, **found}
+
+    plain = [row("easy", 1, 1.0, (0.0, 0.0)), row("easy", 9, 1.0, (1.0, 0.5))]
+    assert list(over_best_base(plain)) == []
+    cooler = [row("easy@0.3", 1, 0.3, (0.5, 0.5)), row("easy@0.3", 9, 0.3, (1.0, 1.0))]
+    (line,) = over_best_base([*plain, *cooler])
+    assert line.startswith("easy: 75.0 % at temperature 1, the base model 50.0 % at its best one, 0.3: +25.0 [")
 
 
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:
