@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # GPU=1 installs CUDA builds instead of the CPU ones.
 REQUIREMENTS := $(if $(GPU),requirements/gpu.txt,requirements/torch-cpu.txt requirements/cpu.txt)
 
-.PHONY: setup demo test test-full lint types contracts check base-model monitoring docs clean help
+.PHONY: setup demo test test-full lint types contracts check base-models monitoring docs clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,8 +40,10 @@ FAST_TIERS := tests/unit tests/contract tests/process tests/smoke
 test: setup ## what everybody runs: at most 8 minutes on two idle cores; says what it left out
 	$(PYTEST) $(FAST_TIERS)
 
+# torchvision in a folder of its own: it is optional, and `make test` shows that everything else works without it.
 test-full: setup ## what `make test` leaves out, at most 25 minutes; OPTIONS="--stop-after SECONDS --since COMMIT"
-	$(PYTEST) tests/full $(OPTIONS)
+	@test -d .vision || $(BIN)/python -m pip install --quiet --no-deps --target .vision -r requirements/vision.txt
+	PYTHONPATH=.vision $(PYTEST) tests/full $(OPTIONS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .
@@ -65,11 +67,13 @@ docs: ## build the pages as a searchable site in site/
 
 check: lint types contracts test ## before a commit
 
-base-model: setup ## train the tiny base model again (about 5 minutes of one core)
+base-models: setup ## train the three tiny base models again (about 25 minutes of one core)
 	$(BIN)/python -m models.train_base_model --out models/countdown-tiny
+	$(BIN)/python -m models.train_math_model --out models/math-tiny
+	$(BIN)/python -m models.train_geometry_model --out models/geometry-tiny
 
 monitoring: setup ## write dashboards, alerts and docs/metrics.md again, from the registry of metrics
 	$(BIN)/python -m deploy.monitoring
 
 clean: ## remove the environment and all runs
-	rm -rf $(VENV) outputs
+	rm -rf $(VENV) .vision outputs

@@ -6,7 +6,7 @@ FROM ${PYTHON} AS requirements
 RUN python3 -m venv /venv
 WORKDIR /src
 COPY requirements requirements
-ARG REQUIREMENTS="-r requirements/torch-cpu.txt -r requirements/cpu.txt"
+ARG REQUIREMENTS="-r requirements/torch-cpu.txt -r requirements/cpu.txt -r requirements/vision.txt"
 # Not quoted: these are several arguments.
 RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheels \
     /venv/bin/pip install --no-deps --find-links /wheels ${REQUIREMENTS}

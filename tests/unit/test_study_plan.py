@@ -57,6 +57,13 @@ def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> 
     assert (plain.loss.clip_low, plain.algorithm.name, ours.algorithm.name) == (0.2, "grpo", "bapo")
 
 
+def test_runs_of_a_study_take_free_ports_for_they_are_concurrent(tmp_path: Path) -> None:
+    config = plan(tmp_path).runs[0].config.model_dump()
+    ports = {name: section["port"] for name, section in config.items() if "port" in (section or ())}
+    assert "dashboard" in ports
+    assert set(ports.values()) == {0}
+
+
 def test_only_plans_the_named_methods_and_hints_at_a_misspelt_one(tmp_path: Path) -> None:
     assert [run.name for run in plan(tmp_path, only=("ours",)).runs] == ["ours-s1", "ours-s2"]
     with pytest.raises(ConfigError, match=r"--only our: unknown method \(did you mean 'ours'\?\)"):
@@ -112,7 +119,7 @@ def test_a_shipped_study_is_fair(path: Path) -> None:
     methods = parse_study(path.read_text(), path.name).methods
     runs = read_study(path).runs
     assert len(runs) >= 3 * len(methods)
-    assert {run.config.run.num_steps for run in runs} == {96}
+    assert len({run.config.run.num_steps for run in runs}) == 1
 
 
 def test_ppo_and_ba_ppo_differ_in_the_batch_alone() -> None:

@@ -100,7 +100,7 @@ def _shown(value: object) -> str:
 
 METHOD_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,39}$"
 """Part of a run's name: `bapo-without-x2` with seed 3 is the run `bapo-without-x2-s3`."""
-OWN_PORTS = ("buffer", "scheduler", "learner", "evaluation", "rollout")
+OWN_PORTS = ("buffer", "scheduler", "learner", "evaluation", "rollout", "dashboard")
 RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" for section in OWN_PORTS))
 """What the study sets itself, for every run."""
 

@@ -22,7 +22,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import ResultRow
 
 FINISHED = "finished"
-MOVED = ("run.root", "rollout.sync_timeout_s", "learner.batch_timeout_s", "buffer.max_memory_mb")
+MOVED = ("run.root", "dashboard.port", "rollout.sync_timeout_s", "learner.batch_timeout_s", "buffer.max_memory_mb")
 """Settings that may differ from those on disk: where a study lies says nothing of it, nor does when a run gives up."""
 
 
