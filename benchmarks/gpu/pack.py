@@ -1,0 +1,6 @@
+def add_commands(c):
+    pass
+
+
+def main(a):
+    return 0
