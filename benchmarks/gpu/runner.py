@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks.gpu.findings import Findings, SkippedError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+HERE = "benchmarks.gpu."
 SKIPPED = 77
 """Exit code of an item that cannot run here."""
 GRACE_S = 5.0
@@ -42,7 +43,7 @@ class Item:
     stage: str
     limit_s: float
     action: str
-    """Module of this package and function: (findings, device, **options)."""
+    """MODULE:FUNCTION; the function takes (findings, device, **options)."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,7 +58,7 @@ def items(size: str) -> list[Item]:
         *_fixed(tiny=False),
         *(item for model in MODELS for item in _of_model(model, tiny=False)),
         Item(
-            name="update-1.7B-kept", stage="learner", limit_s=180, action="learner:update",
+            name="update-1.7B-kept", stage="learner", limit_s=180, action=HERE + "learner:update",
             options={"model": "1.7B", "learner": {"gradient_checkpointing": False}},
         ),
         *_whole(tiny=False),
@@ -67,28 +68,34 @@ def items(size: str) -> list[Item]:
 def _fixed(*, tiny: bool) -> list[Item]:
     model = "tiny" if tiny else "0.6B"
     return [
-        Item(name="ceilings", stage="ceilings", limit_s=60, action="learner:ceilings", options={"tiny": tiny}),
-        Item(name="float64", stage="learner", limit_s=180, action="learner:float64", options={"model": model}),
+        Item(name="ceilings", stage="ceilings", limit_s=60, action=HERE + "learner:ceilings", options={"tiny": tiny}),
+        Item(name="float64", stage="learner", limit_s=180, action=HERE + "learner:float64", options={"model": model}),
     ]
 
 
 def _of_model(model: str, *, tiny: bool) -> list[Item]:
     of_model = {"model": model}
-    found = [Item(name=f"update-{model}", stage="learner", limit_s=300, action="learner:update", options=of_model)]
+    found = [
+        Item(name=f"update-{model}", stage="learner", limit_s=300, action=HERE + "learner:update", options=of_model)
+    ]
     if model in ("tiny", "0.6B", "4B"):
         found.append(
-            Item(name=f"weights-{model}", stage="weights", limit_s=300, action="weights:weights", options=of_model)
+            Item(
+                name=f"weights-{model}", stage="weights", limit_s=300, action=HERE + "weights:weights", options=of_model
+            )
         )
     if model != "8B":
         options = of_model | {"tiny": tiny}
-        found.append(Item(name=f"engine-{model}", stage="engine", limit_s=420, action="engine:engine", options=options))
+        found.append(
+            Item(name=f"engine-{model}", stage="engine", limit_s=420, action=HERE + "engine:engine", options=options)
+        )
     return found
 
 
 def _whole(*, tiny: bool) -> list[Item]:
     return [
-        Item(name="demo", stage="demo", limit_s=480, action="whole_run:demo", options={"tiny": tiny}),
-        Item(name="peer", stage="peer", limit_s=580, action="whole_run:peer", options={"tiny": tiny}),
+        Item(name="demo", stage="demo", limit_s=480, action=HERE + "whole_run:demo", options={"tiny": tiny}),
+        Item(name="peer", stage="peer", limit_s=580, action=HERE + "whole_run:peer", options={"tiny": tiny}),
     ]
 
 
@@ -161,7 +168,7 @@ def child(device: str, name: str, out: Path, work: Path, action: str, options: d
     module, function = action.split(":")
     findings = Findings(out / f"{name}.json", work)
     try:
-        getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(findings, device, **options)
+        getattr(importlib.import_module(module), function)(findings, device, **options)
         findings.add_distributions()
     except SkippedError as reason:
         print(reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -27,6 +28,10 @@ from benchmarks.gpu.runner import REPOSITORY
 GOAL_PEER = 3.0
 POLL_S = 0.2
 END_S = 30.0
+SERVICES = (
+    "buffer_service.__main__", "rollout_server.__main__", "services.scheduler.__main__", "services.evaluator.__main__",
+    "services.launcher.__main__", "ray",
+)  # fmt: skip
 SHARED = ["--learner.gpus", "[0]", "--rollout.gpus", "[0]"]
 
 
@@ -67,6 +72,9 @@ def demo(findings: Findings, device: str, *, tiny: bool) -> None:
     )
     findings.require("exit_code", code, at_most=0)
     findings.require("steps_not_trained_once", _wrong_steps(rows, num_steps), at_most=0)
+
+    for name in SERVICES:  # `pack` carries what this process has imported
+        importlib.import_module(name)
 
 
 def _wrong_steps(rows: list[dict[str, Any]], num_steps: int) -> int:
