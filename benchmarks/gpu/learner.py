@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.findings import Findings
-from benchmarks.gpu.models import SHAPES, Shape, dtype_of, learner_config, world_of, write_model
+from benchmarks.gpu.models import SHAPES, Shape, learner_config, world_of, write_model
 from benchmarks.learner_throughput import make_batch
 from learner.diagnostics.utilization import peak_tflops
 from learner.distributed.sharding import whole
@@ -142,7 +142,7 @@ def update(findings: Findings, device: str, *, model: str, learner: dict[str, An
     """
     world, shape, folder = world_of(device), SHAPES[model], findings.work / "model"
     findings.add(parameters=write_model(folder, shape, world))
-    config = learner_config(folder, world, shape, dtype=dtype_of(world), num_groups=4, **(learner or {}))
+    config = learner_config(folder, world, shape, dtype="bfloat16", num_groups=4, **(learner or {}))
     try:
         _updates(findings, config, shape, world, is_goal=model in ("1.7B", "4B") and not learner)
     except RuntimeError as error:

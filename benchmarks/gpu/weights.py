@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.learner import wait
-from benchmarks.gpu.models import SHAPES, dtype_of, learner_config, world_of, write_model
+from benchmarks.gpu.models import SHAPES, learner_config, world_of, write_model
 from benchmarks.learner_throughput import make_batch
 from learner.distributed.sharding import whole
 from learner.startup import load_state, newest_checkpoint
@@ -20,7 +20,7 @@ def weights(findings: Findings, device: str, *, model: str) -> None:
 
     world, shape, folder = world_of(device), SHAPES[model], findings.work / "model"
     write_model(folder, shape, world)
-    config = learner_config(folder, world, shape, dtype=dtype_of(world), num_groups=2)
+    config = learner_config(folder, world, shape, dtype="bfloat16", num_groups=2)
     batch, fleet, run = make_batch(2, shape.vocab), FakeFleet(), findings.work / "run"
     buffer = FakeBuffer(lambda step: batch)
     learner = make_test_learner(config, run, buffer=buffer, fleet=fleet, world=world)

@@ -24,7 +24,6 @@ import torch
 
 from bapo.runtime.metrics.learner import GPU_PHASES
 from learner.batch.packing import Columns, Int64s
-from learner.distributed.sharding import decoder_layers
 from learner.distributed.world import World
 from learner.model.policy import Policy
 
@@ -125,13 +124,14 @@ class ModelFlops:
 
 
 def model_flops(policy: Policy) -> ModelFlops:
-    """Counted from the weights of the decoder layers, which may be sharded, and the model's configuration."""
+    """Counted from the weights of the decoder, which may be sharded, and the model's configuration."""
     settings = policy.model.config.get_text_config()
-    layers = decoder_layers(policy)
+    decoder = policy.model.get_decoder()  # without a vision tower
+    embeddings = decoder.get_input_embeddings().weight
     used = getattr(settings, "num_experts_per_tok", None) or 1
     weights = 0.0
-    for parameter in (parameter for layer in layers for parameter in layer.parameters()):
-        if parameter.ndim == 2:
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2 and parameter is not embeddings:
             weights += parameter.numel()
         elif parameter.ndim == 3:  # [experts, out, in]
             weights += parameter.numel() * used / parameter.shape[0]
@@ -139,6 +139,6 @@ def model_flops(policy: Policy) -> ModelFlops:
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
     return ModelFlops(
         per_token=6 * weights,
-        per_attended=12.0 * len(layers) * heads * head_size,
+        per_attended=12.0 * settings.num_hidden_layers * heads * head_size,
         per_prediction=6.0 * settings.hidden_size * settings.vocab_size,
     )

@@ -15,6 +15,7 @@ from learner.model.policy import load_policy
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import ALONE, learner_config
 from tests.support.tiny_model import VOCAB_SIZE
+from tests.support.tiny_vision import write_tiny_vision
 
 
 class FakeGpu:
@@ -77,8 +78,9 @@ def test_flops_count_a_prompt_once_per_group_and_every_position_that_is_attended
     assert ModelFlops(per_token=0, per_attended=0, per_prediction=1).of(columns, both) == 5
 
 
-def test_flops_of_a_model_come_from_its_weights(model_path: Path) -> None:
-    policy = load_policy(model_path, learner_config(model_path), ALONE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_flops_of_a_model_come_from_its_weights_whether_sharded_or_not(dtype: str, model_path: Path) -> None:
+    policy = load_policy(model_path, learner_config(model_path, model={"dtype": dtype}), ALONE)
     settings, found = policy.model.config, model_flops(policy)
     matrices = [p for layer in policy.model.model.layers for p in layer.parameters() if p.ndim == 2]
     assert len(matrices) == 7 * settings.num_hidden_layers, "q, k, v, o, gate, up, down"
@@ -105,6 +107,12 @@ def test_a_rate_is_per_rank_and_by_the_gpus_clock_where_there_is_one() -> None:
 )  # fmt: skip
 def test_the_peak_of_a_gpu_is_found_by_its_name(name: str, peak: float | None) -> None:
     assert peak_tflops(name) == peak
+
+
+def test_a_vision_tower_does_not_count(tmp_path: Path) -> None:
+    layers = write_tiny_vision(tmp_path).model.language_model.layers
+    found = model_flops(load_policy(tmp_path, learner_config(tmp_path), ALONE))
+    assert found.per_token == 6 * sum(p.numel() for p in layers.parameters() if p.ndim == 2)
 
 
 @pytest.mark.gpu
