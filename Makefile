@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # GPU=1 installs CUDA builds instead of the CPU ones.
 REQUIREMENTS := $(if $(GPU),requirements/gpu.txt,requirements/torch-cpu.txt requirements/cpu.txt)
 
-.PHONY: setup demo test test-full lint types contracts check base-models monitoring docs clean help
+.PHONY: setup demo test test-full gpu-check lint types contracts check base-models monitoring docs clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -44,6 +44,11 @@ test: setup ## what everybody runs: at most 8 minutes on two idle cores; says wh
 test-full: setup ## what `make test` leaves out, at most 25 minutes; OPTIONS="--stop-after SECONDS --since COMMIT"
 	@test -d .vision || $(BIN)/python -m pip install --quiet --no-deps --target .vision -r requirements/vision.txt
 	PYTHONPATH=.vision $(PYTEST) tests/full $(OPTIONS)
+
+# Without `setup`: a machine without network has its own Python, and what `benchmarks.gpu unpack` has installed.
+GPU_PYTHON := PYTHONPATH=$(wildcard .gpu/site) $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu-check: ## measure all that needs a GPU (docs/gpus.md); STAGES="learner engine" OPTIONS="--device cpu --size tiny"
+	$(GPU_PYTHON) -m benchmarks.gpu run $(STAGES) $(OPTIONS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .

@@ -61,15 +61,18 @@ def make_config(path: str, ratio_mode: str, num_groups: int, num_minibatches: in
     )
 
 
-def make_batch(num_groups: int, vocab_size: int, seed: int = 0) -> Batch:
+def make_batch(
+    num_groups: int, vocab_size: int, seed: int = 0, *, prompt: int = 12, shortest: int = 20, longest: int = 96
+) -> Batch:
     """Prompts of 12 tokens and responses of 20 to 96, about 65 on average, as the Countdown base model writes them."""
     rng = np.random.default_rng(seed)
-    entries = tuple(BatchEntry(origin=Origin.X1, group=_group(rng, i, vocab_size)) for i in range(num_groups))
+    groups = (_group(rng, i, vocab_size, prompt, shortest, longest) for i in range(num_groups))
+    entries = tuple(BatchEntry(origin=Origin.X1, group=group) for group in groups)
     return Batch(step=20, entries=entries, r_tot=0.3, c2=0.2, c3=0.4, num_bad=0, num_high=0, results=())
 
 
-def _group(rng: np.random.Generator, number: int, vocab_size: int) -> Group:
-    lengths = np.minimum(96, rng.integers(20, 116, size=8)).astype(np.int32)
+def _group(rng: np.random.Generator, number: int, vocab_size: int, prompt: int, shortest: int, longest: int) -> Group:
+    lengths = np.minimum(longest, rng.integers(shortest, shortest + longest, size=8)).astype(np.int32)
     tokens = int(lengths.sum())
     return Group(
         group_id=f"g{number}",
@@ -78,7 +81,7 @@ def _group(rng: np.random.Generator, number: int, vocab_size: int) -> Group:
         step=20,
         label="",
         worker_id="w",
-        prompt_token_ids=rng.integers(4, vocab_size, size=12).astype(np.int32),
+        prompt_token_ids=rng.integers(4, vocab_size, size=prompt).astype(np.int32),
         token_ids=rng.integers(4, vocab_size, size=tokens).astype(np.int32),
         rollout_logprobs=np.full(tokens, -np.log(vocab_size), dtype=np.float32),
         lengths=lengths,

@@ -140,20 +140,24 @@ def through_worker(config: Config, engine: Engine, url: str, connection: Connect
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All rounds of both, alternating."""
+    """All rounds of both with an engine of its own."""
     os.environ.update(vllm.ENVIRONMENT)
-    ours_end, buffer_end = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve_buffer, args=(buffer_end,), daemon=True)
-    process.start()
-    url = ours_end.recv()
     config = Config.model_validate(
         {
             "model": {"path": args.model},
             "rollout": {"max_groups_in_flight": 32, "max_response_tokens": args.max_tokens, "max_prompt_tokens": 32},
         }
     )
+    return compare(vllm.make_engine(config), config, args)
+
+
+def compare(engine: vllm.VllmEngine, config: Config, args: argparse.Namespace) -> dict[str, Any]:
+    """All rounds of both, alternating, with this engine."""
+    ours_end, buffer_end = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve_buffer, args=(buffer_end,), daemon=True)
+    process.start()
+    url = ours_end.recv()
     prompts = list(load_task("countdown", {"num_train": args.groups}).prompts("train"))
-    engine = vllm.make_engine(config)
     llm, sampling, tokenizer = engine._engine, engine._sampling, engine._tokenizer
     token_ids = [tokenizer.encode(prompt.text) for prompt in prompts]
     size = config.algorithm.group_size

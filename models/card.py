@@ -25,7 +25,7 @@ answers. It is a starting point for reinforcement learning on a laptop: it compu
     prompt    36,89,24->77:
     response  36+24=60+89=149;36-24=12,89-12=77;<answer>89-(36-24)</answer><eos>
 
-Created with `make base-model`, which runs `python -m models.train_base_model --out {folder}`.
+Created with `make base-models`, which runs `python -m models.train_base_model --out {folder}`.
 
 ## Accuracy
 {num_problems:,} held-out problems per set, {group_size} responses each at temperature 1,

@@ -1,9 +1,12 @@
 """TRL's GRPOTrainer on the shipped model and Countdown: the peer's side of the comparison.
 
-    python -m benchmarks.peer_trl.trl_side --steps 100 --out trl.json
+    python -m benchmarks.peer_trl.trl_side --steps 100 [--device cuda] --out trl.json
 
 Runs in an environment of its own (benchmarks/peer_trl/requirements.txt) and writes one JSON object: seconds from
 the process start to the first step, seconds of every step, rewards of every step.
+
+On a GPU: bfloat16 and vLLM in the trainer's process (`vllm_mode="colocate"`). TRL's asynchronous trainer needs a second
+GPU for its vLLM server.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ class StepClock(TrainerCallback):
             self.rewards.append(logs["reward"])
 
 
-def config(steps: int, folder: str, max_tokens: int, lr: float) -> GRPOConfig:
-    """The same work per step as our `grpo` side: 32 prompts x 8, 4 updates, fp32."""
+def config(steps: int, folder: str, max_tokens: int, lr: float, *, is_cuda: bool) -> GRPOConfig:
+    """The same work per step as our `grpo` side: 32 prompts x 8, 4 updates."""
+    engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4} if is_cuda else {}
     return GRPOConfig(
         output_dir=folder,
         max_steps=steps * UPDATES_PER_STEP,
@@ -58,8 +62,8 @@ def config(steps: int, folder: str, max_tokens: int, lr: float) -> GRPOConfig:
         beta=0.0,
         loss_type="grpo",
         temperature=1.0,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not is_cuda,
+        bf16=is_cuda,
         fp16=False,
         gradient_checkpointing=False,
         report_to=[],
@@ -67,6 +71,7 @@ def config(steps: int, folder: str, max_tokens: int, lr: float) -> GRPOConfig:
         logging_steps=UPDATES_PER_STEP,
         disable_tqdm=True,
         seed=0,
+        **engine,
     )
 
 
@@ -77,6 +82,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     started = psutil.Process().create_time()
@@ -95,7 +101,7 @@ def main() -> None:
             model=args.model,
             processing_class=tokenizer,
             reward_funcs=[reward],
-            args=config(args.steps, folder, args.max_tokens, args.lr),
+            args=config(args.steps, folder, args.max_tokens, args.lr, is_cuda=args.device == "cuda"),
             train_dataset=Dataset.from_dict({"prompt": list(by_text)}),
             callbacks=[clock],
         )

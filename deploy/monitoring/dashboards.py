@@ -222,6 +222,13 @@ WAITS = Row("Bottleneck", (
           "bottleneck; update: the learner is.", unit="s", stack=True, lowest=0, queries=(Query(
         'sum by (phase) (rate(bapo_learner_phase_seconds_sum{phase!="step"}[5m])) '
         "/ scalar(sum(rate(bapo_learner_steps_total[5m])))", "{{phase}}"),)),
+    Panel(title="GPU time by phase", help="Mean seconds of rank 0's GPU. Step time by phase ends a phase when the "
+          "host has queued its work.", unit="s", stack=True, lowest=0, queries=(Query(
+        "sum by (phase) (rate(bapo_learner_phase_gpu_seconds_sum[5m])) "
+        "/ scalar(sum(rate(bapo_learner_steps_total[5m])))", "{{phase}}"),)),
+    Panel(title="Model FLOPs utilization", help="Useful FLOPs over the GPU's bfloat16 peak during prox and update; "
+          "recomputed activations and proximal log-probs do not count.", unit="percentunit", lowest=0, queries=(
+        Query(newest("bapo_learner_mfu_ratio"), "{{run}}"),)),
     Panel(title="Requests", axis="requests",
           help="queued: workers are busy; leased: they are being sampled.", lowest=0,
           queries=(Query(newest("bapo_buffer_requests", "purpose", "state"), "{{purpose}} {{state}}"),)),

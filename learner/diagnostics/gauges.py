@@ -17,7 +17,7 @@ import torch
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.core.types import Batch, GroupResult, Origin
-from bapo.runtime.metrics.learner import PHASES
+from bapo.runtime.metrics.learner import GPU_PHASES, PHASES
 from bapo.runtime.metrics.metric import RATIOS, TRAINING
 from bapo.runtime.metrics.server import Telemetry, show_disk
 from learner.diagnostics.step_report import staleness_of
@@ -33,6 +33,7 @@ OF_THE_ROW = {
     "bapo_learner_kl_penalty_nats": "kl",
     "bapo_learner_learning_rate": "lr",
     "bapo_learner_last_step_timestamp_seconds": "time",
+    "bapo_learner_mfu_ratio": "mfu",
 }
 """Gauge -> key of metrics.jsonl."""
 DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
@@ -90,6 +91,9 @@ def show(
     for phase in PHASES:
         if row[f"{phase}_s"]:  # 0 means that the step had no such phase
             telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
+    for phase in GPU_PHASES:
+        if row[f"{phase}_gpu_s"] is not None:
+            telemetry.histogram("bapo_learner_phase_gpu_seconds").labels(phase=phase).observe(row[f"{phase}_gpu_s"])
     for phase, seconds in sync_seconds.items():
         telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
     show_staleness(telemetry, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
 from learner.diagnostics.token_values import Float32s, TokenValues
+from learner.diagnostics.utilization import UNKNOWN, GpuEvent, Utilization
 from learner.distributed.world import World
 from learner.losses.objective import TokenLosses
 
@@ -26,19 +27,44 @@ log = logging.getLogger(__name__)
 
 
 class Stopwatch:
-    """Seconds per named phase."""
+    """Seconds per named phase, by the host's clock and, with events, by the GPU's.
 
-    def __init__(self) -> None:
+    Work on a GPU is queued: by the host's clock a phase ends when its work is queued, unless something waits for it.
+    """
+
+    def __init__(self, events: Callable[[], GpuEvent] | None = None) -> None:
+        """`events`: of `gpu_events`; None: no GPU time."""
         self.seconds: dict[str, float] = {}
+        self._new_event = events
+        self._events: list[tuple[str, GpuEvent, GpuEvent]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of this block to `name`."""
-        start = time.perf_counter()
+        start, begin = time.perf_counter(), self._recorded()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            end = self._recorded()
+            if begin is not None and end is not None:
+                self._events.append((name, begin, end))
+
+    @property
+    def gpu_seconds(self) -> dict[str, float]:
+        """From the work before each phase to the end of its own work; waits for the GPU. Empty without events."""
+        found: dict[str, float] = {}
+        for name, begin, end in self._events:
+            end.synchronize()
+            found[name] = found.get(name, 0.0) + begin.elapsed_time(end) / 1e3
+        return found
+
+    def _recorded(self) -> GpuEvent | None:
+        if self._new_event is None:
+            return None
+        event = self._new_event()
+        event.record()
+        return event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +140,7 @@ class UpdateReport:
     """Response tokens of the batch."""
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    utilization: Utilization = UNKNOWN
     facts: Mapping[str, float] = field(default_factory=dict)
     """Method-specific values: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
     tokens: TokenValues | None = None
@@ -171,6 +198,7 @@ def metrics_row(
         "num_updates": len(report.minibatches),
         **_truncation_fields(batch),
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
+        **report.utilization.fields,
         **report.facts,
         "tokens_per_s": report.num_tokens / max(phases["step"], 1e-9),
         "time": time.time(),

@@ -27,6 +27,7 @@ from learner.batch.packing import MicroBatch
 from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, UpdateReport
 from learner.diagnostics.theorem_meter import Diagnosis, diagnose
 from learner.diagnostics.token_values import TokenTrace
+from learner.diagnostics.utilization import Utilization, gpu_events, model_flops, utilization
 from learner.distributed.sharding import whole
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
@@ -104,6 +105,7 @@ class Updater:
         self._reference = None if reference is None else Reference(reference, config.loss)
         self._world = world
         self._stop = stop
+        self._flops = model_flops(policy)
         self._loss = load_loss(config.loss)
         self._passes = Passes(world, config.learner.microbatch_tokens, run_path)
         self._critic = None if critic is None else CriticTrainer(config=config, critic=critic, passes=self._passes)
@@ -125,7 +127,7 @@ class Updater:
 
         Raises: DivergenceError before any weight becomes non-finite; Stopped.
         """
-        watch, config = Stopwatch(), self._config
+        watch, config = Stopwatch(gpu_events(self._world.device)), self._config
         lr = self._set_lr(batch.step)
         if not batch.entries:
             log.warning("step %d empty batch: no update", batch.step)
@@ -156,6 +158,7 @@ class Updater:
             num_tokens=num_tokens,
             diagnosis=diagnosis,
             seconds=watch.seconds,
+            utilization=self._utilization(inputs, watch),
             facts=facts,
             tokens=None if trace is None else trace.values(inputs.advantage_M),
             advantage_M=inputs.advantage_M.cpu().numpy() if self._keeps_texts(batch.step) else None,
@@ -265,6 +268,10 @@ class Updater:
         given = token_inputs(inputs, known, slot_M, rows, weight_M)
         logprobs_M = self._passes.evaluate(self._logprobs, inputs, responses)[slot_M]
         return self._loss.fitted(logprobs_M, known_anchor(logprobs_M, given), given)
+
+    def _utilization(self, inputs: StepInputs, watch: Stopwatch) -> Utilization:
+        flops = sum(self._flops.of(inputs.columns, inputs.active(k)) for k in range(len(inputs.plan)))
+        return utilization(flops, watch.seconds, watch.gpu_seconds, self._world)
 
     def _keeps_texts(self, step: int) -> bool:
         return self._world.leads and is_due(step, self._config.diagnostics.texts)

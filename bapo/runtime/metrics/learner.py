@@ -6,6 +6,8 @@ from bapo.runtime.metrics.metric import ORIGIN, RATIOS, STEPS, TRAINING, Label, 
 
 HERE = (Process.LEARNER,)
 PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
+GPU_PHASES = ("prox", "update")
+"""Phases that are also timed by the GPU's clock."""
 
 STEP = (
     Metric("bapo_learner_step", "gauge", "Last finished step t.", "run/Overview", HERE),
@@ -17,6 +19,16 @@ STEP = (
     Metric(
         "bapo_learner_phase_seconds", "histogram", "Duration of a phase of a step; step: the whole step.",
         "system/Bottleneck", HERE, (Label("phase", PHASES),),
+    ),
+    Metric(
+        "bapo_learner_phase_gpu_seconds", "histogram",
+        "GPU time of a phase of a step on rank 0: host time ends when work is queued. No series on a CPU.",
+        "system/Bottleneck", HERE, (Label("phase", GPU_PHASES),),
+    ),
+    Metric(
+        "bapo_learner_mfu_ratio", "gauge",
+        "Useful FLOPs of the last step over the GPU's bfloat16 peak during prox and update; NaN if unknown.",
+        "system/Bottleneck", HERE,
     ),
     Metric(
         "bapo_learner_tokens_total", "counter",

@@ -1,0 +1,142 @@
+"""vLLM: start, log-probs against the learner's, an update under load, tokens/s against bare vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from concurrent.futures import Executor, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo.config.tree import Config
+from bapo.runtime.machine import vllm_build
+from bapo.tasks.registry import load_task
+from benchmarks.gpu.findings import Findings, SkippedError
+from benchmarks.gpu.models import SHAPES, dtype_of, world_of, write_model
+from benchmarks.rollout_throughput import compare, requests_of
+from rollout_server.engines.base import SampledGroup
+
+GOAL_RATIO = 0.95
+GOAL_UPDATE_S = 1.0
+CANARY = list(range(4, 24))
+LIMIT_RMS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Root mean square of the difference between engine and learner, nats."""
+
+
+def engine(findings: Findings, device: str, *, model: str, tiny: bool) -> None:
+    """Two versions of random weights: start with the first, update to the second while responses are in flight."""
+    if vllm_build() is None:
+        raise SkippedError("vLLM is not installed")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as learner:  # process groups of its own
+        _measure(findings, learner, device, model, tiny=tiny)
+
+
+def _measure(findings: Findings, learner: Executor, device: str, model: str, *, tiny: bool) -> None:
+    groups, longest = (4, 24) if tiny else (32, 1024)
+    dtype, files = learner.submit(write_versions, findings.work, device, model).result()
+    config = Config.model_validate({
+        "model": {"path": str(findings.work / "v1"), "dtype": dtype},
+        "rollout": {
+            "max_groups_in_flight": groups, "max_response_tokens": longest, "max_prompt_tokens": 32,
+            # The learner measures its log-probs on the same GPU afterwards.
+            "engine_options": {} if dtype == "float32" else {"gpu_memory_utilization": 0.6},
+        },
+    })  # fmt: skip
+    from rollout_server.engines import vllm
+
+    os.environ.update(vllm.ENVIRONMENT)
+    start = time.perf_counter()
+    sampler = vllm.make_engine(config)
+    findings.add(start_s=time.perf_counter() - start)
+    size = config.algorithm.group_size
+    prompts = list(load_task("countdown", {"num_train": groups}).prompts("train"))
+    start = time.perf_counter()
+    sampler.load_weights(files[0], 1)
+    findings.add(load_idle_s=time.perf_counter() - start)
+    first = _sample(sampler, requests_of(prompts[:4], size, "first"))
+    for request in requests_of(prompts, size, "flight"):
+        sampler.submit(request)
+    crossing = _update_under_load(findings, sampler, files[1], longest)
+    versions = {(int(low), int(high)) for group in crossing for low, high in group.versions}
+    findings.add(versions_in_flight=sorted(versions))
+    second = _sample(sampler, requests_of(prompts[:4], size, "second"))
+    for version, sampled in ((1, first), (2, second)):
+        error = learner.submit(parity, findings.work / f"v{version}", device, dtype, sampled).result()
+        findings.add(**{f"v{version}_logprob_max": error["max"]})
+        findings.require(f"v{version}_logprob_rms", error["rms"], at_most=LIMIT_RMS[dtype])
+    flags = argparse.Namespace(
+        model=str(findings.work / "v1"), groups=groups, max_tokens=longest, rounds=1 if tiny else 2
+    )
+    result = compare(sampler, config, flags)
+    sampler.close()
+    findings.add(tokens_per_s=result["tokens_per_s"])
+    if tiny:  # bookkeeping of a model without work
+        findings.add(ratio=result["ratio"])
+    else:
+        findings.goal("ratio", result["ratio"], at_least=GOAL_RATIO)
+
+
+def _sample(sampler: Any, requests: list[Any]) -> list[SampledGroup]:
+    for request in requests:
+        sampler.submit(request)
+    return _drain(sampler)
+
+
+def _drain(sampler: Any) -> list[SampledGroup]:
+    found: list[SampledGroup] = []
+    while sampler.num_sampling:
+        found += sampler.step()
+    return found
+
+
+def _update_under_load(findings: Findings, sampler: Any, path: str, longest: int) -> list[SampledGroup]:
+    """Load when a quarter of the responses is sampled, then the canary. Returns: the groups in flight."""
+    found: list[SampledGroup] = []
+    for _ in range(longest // 4):
+        found += sampler.step()
+    running = sampler.occupancy.running
+    start = time.perf_counter()
+    sampler.load_weights(path, 2)
+    loaded = time.perf_counter()
+    sampler.logprobs(CANARY)
+    answered = time.perf_counter()
+    found += _drain(sampler)
+    findings.add(responses_in_flight=running, canary_s=answered - loaded, drain_s=time.perf_counter() - answered)
+    findings.goal("load_under_load_s", loaded - start, at_most=GOAL_UPDATE_S)
+    return found
+
+
+def write_versions(work: Path, device: str, model: str) -> tuple[str, list[str]]:
+    """In the learner's process: two models, v1 and v2. Returns: dtype of the engine, and the weight files."""
+    import torch
+
+    world = world_of(device)
+    for version in (1, 2):
+        write_model(work / f"v{version}", SHAPES[model], world, seed=version)
+    torch.cuda.empty_cache()  # the engine needs it
+    return dtype_of(world), [str(work / f"v{version}" / "model.safetensors") for version in (1, 2)]
+
+
+def parity(folder: Path, device: str, dtype: str, sampled: list[SampledGroup]) -> dict[str, float]:
+    """In the learner's process: maximum and root mean square of engine minus learner, nats per token."""
+    import torch
+
+    from learner.model.policy import load_policy, sequence_microbatch
+
+    world = world_of(device)
+    config = Config.model_validate({"model": {"path": str(folder), "dtype": dtype}})
+    policy = load_policy(folder, config, world, frozen=True)
+    gaps = []
+    for group in sampled:
+        prompt, ends = group.prompt_token_ids.tolist(), np.cumsum(group.lengths)
+        for begin, end in zip(ends - group.lengths, ends, strict=True):
+            token_ids = [*prompt, *group.token_ids[begin:end].tolist()]
+            micro = sequence_microbatch(token_ids, world.device, num_prompt=len(prompt))
+            with torch.no_grad():
+                gaps.append(policy(micro)[0].cpu().numpy() - group.logprobs[begin:end])
+    gap = np.concatenate(gaps)
+    return {"max": float(np.abs(gap).max()), "rms": float(np.sqrt(np.square(gap).mean()))}
