@@ -22,7 +22,7 @@ without_torchvision = pytest.mark.skipif(
 )
 
 
-def three_steps(folder: Path, config: str, splits: tuple[str, str]) -> RunDirectory:
+def three_steps(folder: Path, config: str, splits: tuple[str, ...]) -> RunDirectory:
     """Train with a shipped configuration, and check what every run promises. Returns: the run."""
     process = start(["train", str(REPOSITORY / config), "--run.root", str(folder), *SMALL, *FREE_PORTS])
     run = RunDirectory(folder / "run")
@@ -52,10 +52,11 @@ def test_three_steps_of_the_demo_train_the_shipped_model(tmp_path: Path) -> None
 
 
 def test_three_steps_of_the_mathematics_demo_train_its_model(tmp_path: Path) -> None:
-    three_steps(tmp_path, "deploy/configs/demo-mathematics.toml", ("words", "latex"))
+    three_steps(tmp_path, "deploy/configs/demo-mathematics.toml", ("words", "latex", "words@0.3", "latex@0.3"))
 
 
 @without_torchvision
 def test_three_steps_train_on_what_the_model_sees(tmp_path: Path) -> None:
     """Engine and learner see the same pixels, normalized once."""
-    three_steps(tmp_path, "deploy/configs/demo-geometry.toml", ("geometry", "geometry3"))
+    splits = ("geometry", "geometry-blank", "geometry-swapped")
+    three_steps(tmp_path, "deploy/configs/demo-geometry.toml", (*splits, *(f"{split}@0.3" for split in splits)))
