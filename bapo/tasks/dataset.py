@@ -311,8 +311,10 @@ def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
 
 def _images_of(row: Row, columns: Columns, images: Images, source: str) -> list[str]:
     """Digests of the row's images, which are stored in `images`."""
-    if columns.images is None or not row.has(columns.images):
+    if columns.images is None:
         return []
+    if not row.has(columns.images) and IMAGE not in str(row.get(prompt_column(row, columns))):
+        return []  # a row without images among others
     value = row.get(columns.images)
     folder = Path(source).parent if is_file(source) else None
     where = f"{row.where}: column {columns.images!r}"

@@ -97,10 +97,11 @@ def check_image(data: bytes, where: str) -> tuple[int, int]:
     if len(data) > MAX_IMAGE_BYTES:
         raise ConfigError(f"{where}: the image has {len(data)} bytes, more than the limit of {MAX_IMAGE_BYTES}")
     pillow = _pillow(where)
-    refusals = (OSError, ValueError, SyntaxError, pillow.DecompressionBombError, pillow.DecompressionBombWarning)
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)  # reads only the header
-    except refusals as error:
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise ConfigError(f"{where}: the image has more pixels than the limit of {MAX_IMAGE_PIXELS}") from error
+    except (OSError, ValueError, SyntaxError) as error:
         raise ConfigError(f"{where}: the image is not a readable PNG or JPEG") from error
     width, height = image.size
     if width * height > MAX_IMAGE_PIXELS:
