@@ -32,6 +32,7 @@ from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 from learner.losses.base import PolicyLoss, load_loss
 from learner.losses.objective import TokenLosses, known_anchor, objective, token_losses
+from learner.model.backbone import pass_cost
 from learner.model.policy import Policy
 from learner.update.anchors import GenerationMemory, Reference, remember_anchors
 from learner.update.critic import Critic, CriticTrainer
@@ -105,7 +106,7 @@ class Updater:
         self._world = world
         self._stop = stop
         self._loss = load_loss(config.loss)
-        self._passes = Passes(world, config.learner.microbatch_tokens, run_path)
+        self._passes = Passes(world, config.learner.microbatch_tokens, run_path, pass_cost(policy.model))
         self._critic = None if critic is None else CriticTrainer(config=config, critic=critic, passes=self._passes)
         self._supervised = Supervised(config=config, policy=policy, passes=self._passes)
         self.memory = GenerationMemory(config.algorithm.high_window)
