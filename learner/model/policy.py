@@ -65,11 +65,14 @@ class Policy(nn.Module):
         """Device of the parameters."""
         return next(self.parameters()).device
 
-    def forward(self, micro: MicroBatch, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, micro: MicroBatch, temperature: float | None = None, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """log pi(y_t | .) and entropy, both [M] float32, for the response tokens of one micro-batch.
 
         Args:
             temperature: of the distribution; default: that of the rollouts.
+            with_entropy: False: the entropy is NaN.
         """
         hidden_MD = hidden_states(self.model.base_model, micro).index_select(0, micro.predict_M)
         return response_logprobs(
@@ -80,6 +83,7 @@ class Policy(nn.Module):
             chunk_tokens=self.chunk_tokens,
             compute_dtype=self.dtype,
             excluded=self._excluded(),
+            with_entropy=with_entropy,
         )
 
     @property
@@ -218,7 +222,7 @@ def _gap(policy: Policy, token_ids: Sequence[int], num_prompt: int, pictures: Se
     model, dtype, vision = policy.model, policy.dtype, policy.vision if pictures else None
     micro = sequence_microbatch(token_ids, policy.device, num_prompt=num_prompt, vision=vision, pictures=pictures)
     policy.dtype = torch.float32
-    ours, _ = policy(micro, temperature=1.0)
+    ours, _ = policy(micro, temperature=1.0, with_entropy=False)
     policy.dtype = dtype
     inputs: dict[str, Any] = {"input_ids": torch.tensor([token_ids], device=policy.device)}
     if micro.images is not None and vision is not None:

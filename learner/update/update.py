@@ -190,12 +190,14 @@ class Updater:
         if reference is not None:
             reference.begin_step(step, self._policy)
             responses = np.flatnonzero(inputs.active_R)
-            known.reference_M = self._passes.evaluate(lambda micro: reference.policy(micro)[0], inputs, responses)
+            known.reference_M = self._passes.evaluate(
+                lambda micro: reference.policy(micro, with_entropy=False)[0], inputs, responses
+            )
             known.reference_share = reference.share(step)
         return inputs, facts
 
     def _logprobs(self, micro: MicroBatch) -> Tensor:
-        logprobs_M: Tensor = self._policy(micro)[0]
+        logprobs_M: Tensor = self._policy(micro, with_entropy=False)[0]
         return logprobs_M
 
     def _minibatch(self, inputs: StepInputs, known: StepLogProbs, k: int, trace: TokenTrace | None) -> MinibatchResult:
