@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from tests.support.methods_rank import METHODS
 from tests.support.spawn_ranks import TIMEOUT_S, assert_same_numbers, run_ranks, spawn_ranks
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +33,12 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
     np.testing.assert_allclose(alone, want[4:], rtol=2e-4, atol=1e-4)
 
 
-def test_four_ranks_give_the_losses_gradients_and_weights_of_one(model_path: Path, tmp_path: Path) -> None:
-    one, four = tmp_path / "one", tmp_path / "four"
-    [want] = run_ranks(model_path, one, 1, 1, 2, minibatch_size=4)
-    found = run_ranks(model_path, four, 4, 1, 2, minibatch_size=4)
+def test_four_ranks_give_the_losses_gradients_and_weights_of_one(tmp_path: Path) -> None:
+    """With a head of its own, which is gathered for itself."""
+    one, four, model = tmp_path / "one", tmp_path / "four", tmp_path / "model"
+    write_tiny_model(model, tie=False)
+    [want] = run_ranks(model, one, 1, 1, 2, minibatch_size=4)
+    found = run_ranks(model, four, 4, 1, 2, minibatch_size=4)
     assert all(rank == found[0] for rank in found), "every rank reports the numbers of all"
     assert_same_numbers(found[0], want)
     mine, theirs = (load_file(run / "weights" / "version-000003.safetensors") for run in (four, one))
