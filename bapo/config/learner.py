@@ -40,6 +40,12 @@ class LearnerConfig(Frozen):
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keep only the input of each decoder layer and recompute the rest in the backward pass: less memory for a third
     more FLOPs, with identical loss and gradients. auto: on CUDA, not on the CPU."""
+    activation_gib: float = Field(0.0, ge=0)
+    """With gradient_checkpointing: GiB of activations per rank that layers may keep for the backward pass. As many
+    layers of a micro-batch as fit keep theirs and are not recomputed; set it to the memory that is free at the peak."""
+    compile: bool = False
+    """Compile decoder layers with torch.compile (needs a C++ compiler): fewer passes over memory between matrix
+    products, after minutes of compilation at the start."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
     """Number of tokens whose logits are materialized at a time."""
     num_ranks: int = Field(1, ge=1)

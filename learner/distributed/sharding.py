@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ def is_spread(world: World, dtype: torch.dtype) -> bool:
 
 
 def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -> None:
-    """Shard the parameters over the ranks with FSDP2: one unit per decoder layer and one for the rest.
+    """Shard the parameters over the ranks with FSDP2: one unit per decoder layer, embeddings and head, and the rest.
 
     FSDP averages gradients over ranks, so the loss of each rank is multiplied by `world.size`.
 
@@ -53,8 +54,18 @@ def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for part in getattr(module, "float32_parts", ()):
             fully_shard(part, mesh=mesh)
-    for unit in (*layers, module):
+    for unit in (*layers, *_embeddings_and_head(module)):
         fully_shard(unit, mesh=mesh, mp_policy=precision)
+    fully_shard(module, mesh=mesh, mp_policy=precision)
+
+
+def _embeddings_and_head(module: nn.Module) -> list[nn.Module]:
+    """Those of `module.model`, unless they share their weights: then the root gathers them once, for both."""
+    model: Any = module.model
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    found = [end for end in ends if isinstance(end, nn.Module)]
+    weights = {id(parameter) for end in found for parameter in end.parameters()}
+    return found if len(weights) == len(found) else []
 
 
 def _init_single_process_group(world: World) -> None:

@@ -1,8 +1,8 @@
 """The ranks of the learner: the same code for one process and for FSDP2 over several.
 
 Rank 0 communicates with the buffer service, the workers and the disk; the others follow. Each rank trains its share of
-every mini-batch (`batch.packing.deal`); the loss is summed over ranks. With one rank in float32 torch.distributed is
-not started.
+every mini-batch (`batch.packing.plan_passes`); the loss is summed over ranks. With one rank in float32
+torch.distributed is not started.
 
     WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT (and LOCAL_RANK on several GPUs), as torchrun sets them
 """

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from learner.batch.packed_attention import NAME as PACKED
-from learner.batch.packing import MicroBatch
+from learner.batch.packing import MicroBatch, PassCost
 
 PLAIN = "sdpa"
 """Name of torch's attention in transformers."""
@@ -71,3 +71,21 @@ def freeze_vision(model: nn.Module, config: Config) -> None:
     if not towers:
         raise ConfigError(f"model.freeze_vision: {config.model.path} has no vision tower; remove this setting")
     towers[0].requires_grad_(False)
+
+
+def pass_cost(model: PreTrainedModel) -> PassCost:
+    """Cost of a pass of a causal LM.
+
+    The layers have 2 FLOPs per token and parameter. Their attention has 2 products of 2 H D FLOPs for each pair of
+    tokens, of which causality keeps half: 2 H D per layer and squared length.
+
+    The vision tower is not counted; of experts, all are, so for them attention counts too little.
+    """
+    settings = model.config.get_text_config()
+    layers: int = settings.num_hidden_layers
+    heads: int = settings.num_attention_heads
+    hidden: int = settings.hidden_size
+    head_size: int = getattr(settings, "head_dim", None) or hidden // heads
+    embeddings = sum(parameter.numel() for parameter in model.get_input_embeddings().parameters())
+    linear = sum(parameter.numel() for parameter in model.get_decoder().parameters()) - embeddings
+    return PassCost(head=settings.vocab_size * hidden / linear, attention=layers * heads * head_size / linear)

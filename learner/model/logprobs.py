@@ -7,9 +7,13 @@ Suffixes: M response tokens, D hidden size, V vocabulary, C tokens of one chunk.
 
 Tokens that are never sampled are excluded from Z: their logits are `NEVER`, so that p is 0 and p l is not NaN.
 
-Backward recomputes the logits of each chunk, with gradients g (of log pi) and e (of H):
+Backward recomputes the logits of each chunk, with gradients g (of log pi) and e (of H, if the loss uses it):
 
     dL/dl_v = g (1[v = y] - p_v) - e p_v (log p_v + H)
+
+Logits are float32 also where the products' inputs are bfloat16: rounded to bfloat16, logits of 16 to 32 would be
+multiples of 0.125. Values over the vocabulary are read and written as rarely as torch's fused kernels allow, because
+for small models these passes take as long as the products.
 """
 
 from __future__ import annotations
@@ -33,17 +37,19 @@ def response_logprobs(
     chunk_tokens: int,
     compute_dtype: torch.dtype = torch.float32,
     excluded: Tensor | None = None,
+    with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """log pi(target) and the entropy of pi, both [M] float32 in nats, differentiable in `hidden_MD` and `head_VD`.
 
     Args:
         temperature: sampling temperature; log-probs are those of the tempered distribution, like the engine's.
         chunk_tokens: rows of logits per chunk.
-        compute_dtype: of the matrix products; sums over the vocabulary are always float32.
+        compute_dtype: of the inputs of matrix products; logits and sums over the vocabulary are always float32.
         excluded: [X] int64 ids of tokens that the engine never samples.
+        with_entropy: False: the entropy is NaN, and three passes over the logits are saved.
     """
     logprobs_M, entropy_M = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype, excluded
+        hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype, excluded, with_entropy
     )
     return logprobs_M, entropy_M
 
@@ -59,48 +65,64 @@ class _ChunkedHead(torch.autograd.Function):
         chunk_tokens: int,
         compute_dtype: torch.dtype,
         excluded: Tensor | None,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        log_z_M, logprobs_M, entropy_M = (hidden_MD.new_empty(len(target_M), dtype=torch.float32) for _ in range(3))
+        logprobs_M = hidden_MD.new_empty(len(target_M), dtype=torch.float32)
+        entropy_M = torch.full_like(logprobs_M, torch.nan)
         head = head_VD.to(compute_dtype)
         for span in _chunks(len(target_M), chunk_tokens):
-            logits_CV = _logits(hidden_MD[span], head, temperature, excluded)
-            log_z_C = logits_CV.logsumexp(-1)
-            chosen_C = logits_CV.gather(1, target_M[span, None]).squeeze(1)
-            probs_CV = (logits_CV - log_z_C[:, None]).exp_()
-            log_z_M[span] = log_z_C
-            logprobs_M[span] = chosen_C - log_z_C
-            entropy_M[span] = log_z_C - probs_CV.mul_(logits_CV).sum(-1)
-        ctx.save_for_backward(hidden_MD, head_VD, target_M, log_z_M, entropy_M)
+            log_p_CV = _logits(hidden_MD[span], head, temperature, excluded).log_softmax(-1)
+            logprobs_M[span] = log_p_CV.gather(1, target_M[span, None]).squeeze(1)
+            if with_entropy:
+                entropy_M[span] = -log_p_CV.exp().mul_(log_p_CV).sum(-1)
+        ctx.save_for_backward(hidden_MD, head_VD, target_M, entropy_M)
         ctx.settings = (temperature, chunk_tokens, compute_dtype, excluded)
+        ctx.set_materialize_grads(False)
         return logprobs_M, entropy_M
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs_M: Tensor, grad_entropy_M: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_MD, head_VD, target_M, log_z_M, entropy_M = ctx.saved_tensors
+    def backward(ctx: Any, grad_logprobs_M: Tensor | None, grad_entropy_M: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_MD, head_VD, target_M, entropy_M = ctx.saved_tensors
         temperature, chunk_tokens, compute_dtype, excluded = ctx.settings
+        if grad_logprobs_M is None:
+            grad_logprobs_M = torch.zeros_like(entropy_M)
         head = head_VD.to(compute_dtype)
         grad_hidden_MD = torch.empty_like(hidden_MD)
         # Accumulate chunks in float32: in bfloat16 the later ones would be rounded away.
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.promote_types(head_VD.dtype, torch.float32))
         for span in _chunks(len(target_M), chunk_tokens):
-            log_p_CV = _logits(hidden_MD[span], head, temperature, excluded).sub_(log_z_M[span, None])
-            grad_C, grad_entropy_C = grad_logprobs_M[span], grad_entropy_M[span]
-            # Factor of p: -g - e (log p + H); the target token adds + g.
-            slope_CV = log_p_CV.mul(-grad_entropy_C[:, None]).sub_((grad_C + grad_entropy_C * entropy_M[span])[:, None])
-            grad_logits_CV = slope_CV.mul_(log_p_CV.exp_())
+            logits_CV = _logits(hidden_MD[span], head, temperature, excluded)
+            grad_C = grad_logprobs_M[span] / temperature
+            if grad_entropy_M is None:
+                grad_logits_CV = logits_CV.softmax(-1).mul_(-grad_C[:, None])
+            else:
+                grad_entropy_C = grad_entropy_M[span] / temperature
+                log_p_CV = logits_CV.log_softmax(-1)
+                slope_CV = log_p_CV.mul(-grad_entropy_C[:, None])
+                slope_CV.sub_((grad_C + grad_entropy_C * entropy_M[span])[:, None])
+                grad_logits_CV = slope_CV.mul_(log_p_CV.exp_())
             grad_logits_CV.scatter_add_(1, target_M[span, None], grad_C[:, None])
-            scaled_CV = grad_logits_CV.div_(temperature).to(compute_dtype)
+            scaled_CV = grad_logits_CV.to(compute_dtype)
             grad_hidden_MD[span] = product(scaled_CV, head.T).to(hidden_MD.dtype)
-            grad_head_VD += product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T).to(grad_head_VD.dtype)
-        return grad_hidden_MD, grad_head_VD.to(head_VD.dtype), None, None, None, None, None
+            grad_head_VD += _exact_product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T)
+        return grad_hidden_MD, grad_head_VD.to(head_VD.dtype), None, None, None, None, None, None
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float, excluded: Tensor | None) -> Tensor:
     """[C, V] float32; a new tensor, which callers modify in place."""
-    logits_CV = product(hidden_CD.to(head_VD.dtype), head_VD).float()
+    logits_CV = _exact_product(hidden_CD.to(head_VD.dtype), head_VD)
     if temperature != 1.0:
         logits_CV.div_(temperature)
     return logits_CV if excluded is None else logits_CV.index_fill_(1, excluded, NEVER)
+
+
+def _exact_product(left_NK: Tensor, right_MK: Tensor) -> Tensor:
+    """left @ right^T, [N, M] float32, of inputs in float32 or bfloat16; never rounded to bfloat16."""
+    if left_NK.dtype == torch.float32:
+        return product(left_NK, right_MK)
+    if left_NK.device.type == "cuda":
+        return torch.mm(left_NK, right_MK.T, out_dtype=torch.float32)
+    return product(left_NK.float(), right_MK.float())  # on the CPU, torch.mm has no out_dtype
 
 
 def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:

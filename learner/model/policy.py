@@ -8,7 +8,8 @@ over the vocabulary; gradients reach the optimizer in float32.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from learner.batch.packed_attention import pack_rows
 from learner.batch.packing import MicroBatch, packed_images, rows_of
 from learner.distributed.world import World
 from learner.model.backbone import PLAIN, attention, freeze_vision, hidden_states, reads_images
-from learner.model.loading import checkpoints_activations, load_module
+from learner.model.layers import LayerOptions
+from learner.model.loading import load_module
 from learner.model.logprobs import response_logprobs
 
 log = logging.getLogger(__name__)
@@ -59,28 +61,33 @@ class Policy(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.dtype = dtype
         self.vision = vision
+        _compute_logprobs_in_head(model)
 
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
         return next(self.parameters()).device
 
-    def forward(self, micro: MicroBatch, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, micro: MicroBatch, temperature: float | None = None, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """log pi(y_t | .) and entropy, both [M] float32, for the response tokens of one micro-batch.
 
         Args:
             temperature: of the distribution; default: that of the rollouts.
+            with_entropy: False: the entropy is NaN.
         """
         hidden_MD = hidden_states(self.model.base_model, micro).index_select(0, micro.predict_M)
-        return response_logprobs(
+        found: tuple[Tensor, Tensor] = self.model.get_output_embeddings()(
             hidden_MD,
-            self.model.get_output_embeddings().weight,
             micro.target_M,
             temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
             compute_dtype=self.dtype,
             excluded=self._excluded(),
+            with_entropy=with_entropy,
         )
+        return found
 
     @property
     def sampled_tokens(self) -> list[int]:
@@ -91,6 +98,25 @@ class Policy(nn.Module):
 
     def _excluded(self) -> Tensor | None:
         return None if self.vision is None else torch.tensor(self.vision.excluded, device=self.device)
+
+
+def _compute_logprobs_in_head(model: PreTrainedModel) -> None:
+    """Replace the forward function of the output head, in place: with targets it computes their log-probs.
+
+    So FSDP, whose hooks wrap the forward function, gathers the head's weight when it is used, not for the whole pass.
+    """
+    head = model.get_output_embeddings()
+    if head is None or isinstance(head.forward, partial):
+        return
+    head.forward = partial(_head, head, head.forward)
+
+
+def _head(
+    head: nn.Linear, logits: Callable[[Tensor], Tensor], hidden: Tensor, target_M: Tensor | None = None, **options: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    if target_M is None:
+        return logits(hidden)
+    return response_logprobs(hidden, head.weight, target_M, **options)
 
 
 def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool = False) -> Policy:
@@ -142,7 +168,7 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         world=world,
         dtype=dtype,
         check=lambda policy: check_head(policy, path),
-        recompute=not frozen and checkpoints_activations(config.learner.gradient_checkpointing, world.device),
+        layers=LayerOptions.of(config.learner, world.device, frozen=frozen),
         frozen=frozen,
     )
 
@@ -218,7 +244,7 @@ def _gap(policy: Policy, token_ids: Sequence[int], num_prompt: int, pictures: Se
     model, dtype, vision = policy.model, policy.dtype, policy.vision if pictures else None
     micro = sequence_microbatch(token_ids, policy.device, num_prompt=num_prompt, vision=vision, pictures=pictures)
     policy.dtype = torch.float32
-    ours, _ = policy(micro, temperature=1.0)
+    ours, _ = policy(micro, temperature=1.0, with_entropy=False)
     policy.dtype = dtype
     inputs: dict[str, Any] = {"input_ids": torch.tensor([token_ids], device=policy.device)}
     if micro.images is not None and vision is not None:

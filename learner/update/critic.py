@@ -27,7 +27,8 @@ from learner.batch.packing import MicroBatch
 from learner.distributed.sharding import gather, gather_optimizer, load_optimizer, load_parameters, reshard
 from learner.distributed.world import World
 from learner.model.backbone import attention, freeze_vision, hidden_states
-from learner.model.loading import checkpoints_activations, load_module
+from learner.model.layers import LayerOptions
+from learner.model.loading import load_module
 from learner.update.passes import Passes
 from learner.update.step_state import StepInputs
 
@@ -77,8 +78,7 @@ def load_critic(config: Config, world: World) -> Critic:
         freeze_vision(model, config)
         return Critic(model)
 
-    recompute = checkpoints_activations(config.learner.gradient_checkpointing, world.device)
-    return load_module(read, build, world=world, dtype=dtype, recompute=recompute)
+    return load_module(read, build, world=world, dtype=dtype, layers=LayerOptions.of(config.learner, world.device))
 
 
 class CriticTrainer:

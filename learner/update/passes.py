@@ -13,7 +13,7 @@ from bapo.core.codec import pack_batch
 from bapo.core.errors import DivergenceError, StorageError
 from bapo.core.types import Batch
 from bapo.runtime.run_directory.layout import RunDirectory
-from learner.batch.packing import Int64s, MicroBatch, microbatches_of
+from learner.batch.packing import Int64s, MicroBatch, PassCost, microbatches_of
 from learner.distributed.sharding import whole
 from learner.distributed.world import World
 from learner.update.step_state import StepInputs
@@ -22,18 +22,25 @@ from learner.update.step_state import StepInputs
 class Passes:
     """Runs passes of this rank; used for policy, reference and critic."""
 
-    def __init__(self, world: World, budget: int, run_path: Path) -> None:
-        """`budget`: packed tokens per pass. `run_path`: run directory, for diverged batches."""
+    def __init__(self, world: World, budget: int, run_path: Path, cost: PassCost) -> None:
+        """
+        Args:
+            budget: packed tokens per pass.
+            run_path: run directory, for diverged batches.
+            cost: of a pass, to balance the ranks.
+        """
         self.world = world
         self._budget = budget
+        self._cost = cost
         self._run = RunDirectory(run_path)
 
     def microbatches(self, inputs: StepInputs, responses: Int64s) -> Iterator[MicroBatch]:
         """This rank's share of these responses. All ranks get the same number of micro-batches."""
         world = self.world
         return microbatches_of(
-            inputs.columns, responses, budget=self._budget, rank=world.rank, num_ranks=world.size, device=world.device
-        )
+            inputs.columns, responses, budget=self._budget, rank=world.rank, num_ranks=world.size,
+            device=world.device, cost=self._cost,
+        )  # fmt: skip
 
     @torch.no_grad()
     def evaluate(self, per_token: Callable[[MicroBatch], Tensor], inputs: StepInputs, responses: Int64s) -> Tensor:

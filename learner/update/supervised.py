@@ -52,8 +52,11 @@ class Supervised:
         weight_M = inputs.spread(inputs.token_mean(responses) * factor_E[inputs.columns.group_R])
 
         def loss_of(micro: MicroBatch) -> Tensor:
-            logprobs_M, entropy_M = self._policy(micro)
-            loss: Tensor = ((-logprobs_M - settings.entropy_coef * entropy_M) * weight_M[micro.slot_M]).sum()
+            logprobs_M, entropy_M = self._policy(micro, with_entropy=settings.entropy_coef > 0)
+            loss_M = -logprobs_M
+            if settings.entropy_coef:
+                loss_M = loss_M - settings.entropy_coef * entropy_M
+            loss: Tensor = (loss_M * weight_M[micro.slot_M]).sum()
             return loss
 
         return self._passes.optimizer_step(

@@ -33,6 +33,7 @@ from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 from learner.losses.base import PolicyLoss, load_loss
 from learner.losses.objective import TokenLosses, known_anchor, objective, token_losses
+from learner.model.backbone import pass_cost
 from learner.model.policy import Policy
 from learner.update.anchors import GenerationMemory, Reference, remember_anchors
 from learner.update.critic import Critic, CriticTrainer
@@ -107,7 +108,7 @@ class Updater:
         self._stop = stop
         self._flops = model_flops(policy)
         self._loss = load_loss(config.loss)
-        self._passes = Passes(world, config.learner.microbatch_tokens, run_path)
+        self._passes = Passes(world, config.learner.microbatch_tokens, run_path, pass_cost(policy.model))
         self._critic = None if critic is None else CriticTrainer(config=config, critic=critic, passes=self._passes)
         self._supervised = Supervised(config=config, policy=policy, passes=self._passes)
         self.memory = GenerationMemory(config.algorithm.high_window)
@@ -192,12 +193,14 @@ class Updater:
         if reference is not None:
             reference.begin_step(step, self._policy)
             responses = np.flatnonzero(inputs.active_R)
-            known.reference_M = self._passes.evaluate(lambda micro: reference.policy(micro)[0], inputs, responses)
+            known.reference_M = self._passes.evaluate(
+                lambda micro: reference.policy(micro, with_entropy=False)[0], inputs, responses
+            )
             known.reference_share = reference.share(step)
         return inputs, facts
 
     def _logprobs(self, micro: MicroBatch) -> Tensor:
-        logprobs_M: Tensor = self._policy(micro)[0]
+        logprobs_M: Tensor = self._policy(micro, with_entropy=False)[0]
         return logprobs_M
 
     def _minibatch(self, inputs: StepInputs, known: StepLogProbs, k: int, trace: TokenTrace | None) -> MinibatchResult:

@@ -75,10 +75,10 @@ def test_bfloat16_gathers_layers_in_it_and_keeps_weights_and_gradients_in_float3
             "kept": ["float32"], "weights": ["bfloat16"], "inputs": ["bfloat16"], "gradients": ["float32"],
             "reference": ["bfloat16"],
         }  # fmt: skip
-    # The first losses are of the same weights; the gradients of later steps differ with them.
-    want = plain[1][0]["losses"]
-    assert found[0]["losses"][0] == pytest.approx(want[0], rel=0.05, abs=0.02)
-    assert [norm for _, norm in found[0]["losses"]] == pytest.approx([norm for _, norm in want], rel=0.25)
+    # The first losses are of the same weights. Those of the first step's other mini-batches differ with them.
+    want, losses = plain[1][0]["losses"], found[0]["losses"]
+    assert losses[0] == pytest.approx(want[0], rel=0.05, abs=0.02)
+    assert [norm for _, norm in losses[:3]] == pytest.approx([norm for _, norm in want[:3]], rel=0.25)
     # What is kept and saved is no rounded copy.
     saved = load_file(tmp_path / "checkpoints" / "step-000003" / "hf" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support.fsdp_rank import METER_FILE
-from tests.support.spawn_ranks import run_ranks
+from tests.support.spawn_ranks import assert_same_numbers, run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,14 @@ def test_two_ranks_give_the_losses_weights_and_checkpoints_of_one(
     # Steps 1, 3 and 4 have three mini-batches, step 2 one.
     assert len(want) == 10
     assert first == second, "every rank reports the numbers of all"
-    np.testing.assert_allclose(first, want, rtol=1e-5, atol=1e-5)
+    assert_same_numbers(first, want)
+    # Half of one update of the learning rate 1e-3: where a gradient is near zero, rounding decides AdamW's step.
     assert_same_files(
-        tmp_path / "weights" / "version-000005.safetensors", run / "weights" / "version-000005.safetensors", 1e-4
+        tmp_path / "weights" / "version-000005.safetensors", run / "weights" / "version-000005.safetensors", 5e-4
     )
     for name in ("hf/model.safetensors", "optimizer.safetensors", "anchors.safetensors"):
         assert_same_files(
-            tmp_path / "checkpoints/step-000002" / name, run / "checkpoints/step-000002" / name, atol=1e-4
+            tmp_path / "checkpoints/step-000002" / name, run / "checkpoints/step-000002" / name, atol=5e-4
         )
     assert_same_meter(tmp_path / METER_FILE, run / METER_FILE)
 

@@ -1,6 +1,6 @@
 """One rank of a learner with fake neighbours: run as a process by `test_fsdp.py`, as torchrun would.
 
-    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP
+    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP MINIBATCH_SIZE
 
 Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
 directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint.
@@ -22,23 +22,28 @@ from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, ma
 METER_FILE = "meter.json"
 
 
-def config_of(model: str, num_ranks: int, num_steps: int) -> Config:
+def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int) -> Config:
     """Small budgets, so that every mini-batch has several micro-batches on each rank, and uneven ones."""
     return learner_config(
         model,
         run={"num_steps": num_steps},
-        learner={"num_ranks": num_ranks, "lr": 1e-3, "microbatch_tokens": 80},
+        learner={
+            "num_ranks": num_ranks,
+            "lr": 1e-3,
+            "microbatch_tokens": 80,
+            "minibatch_size": minibatch_size,
+        },
         loss={"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01},
     )
 
 
 def batch_of(step: int) -> Batch:
-    """7 groups: three mini-batches of 3, 2 and 2, so that one rank is sometimes idle."""
+    """7 groups: by 3, three mini-batches of 3, 2 and 2. Step 2 has one group, so that a rank is sometimes idle."""
     return random_batch(num_groups=1 if step == 2 else 7, step=step)
 
 
-def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str) -> None:
-    config = config_of(model, int(num_ranks), int(last_step))
+def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str, minibatch_size: str) -> None:
+    config = config_of(model, int(num_ranks), int(last_step), int(minibatch_size))
     world = join(config.learner.num_ranks, CPU, 60.0)
     resumes = int(first_step) > 1
     checkpoint = newest_checkpoint(Path(run) / "checkpoints") if resumes else None

@@ -9,15 +9,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bapo.runtime.rank_environment import free_port
 
 TIMEOUT_S = 600
 """Of one start of the ranks: on a loaded machine, gloo waits for the slower one at every layer."""
 
 
-def run_ranks(model: Path, run: Path, num_ranks: int, first: int, last: int) -> list[list[list[float]]]:
+def run_ranks(
+    model: Path, run: Path, num_ranks: int, first: int, last: int, minibatch_size: int = 3
+) -> list[list[list[float]]]:
     """Losses and gradient norms of every mini-batch, per rank."""
-    return spawn_ranks("fsdp_rank", [str(model), str(run), str(num_ranks), str(first), str(last)], num_ranks)
+    arguments = [str(argument) for argument in (model, run, num_ranks, first, last, minibatch_size)]
+    return spawn_ranks("fsdp_rank", arguments, num_ranks)
+
+
+def assert_same_numbers(found: list[list[float]], want: list[list[float]]) -> None:
+    """Losses and gradient norms of the same mini-batches on other ranks. Before the first update they differ by
+    rounding alone; later by more, because AdamW's first steps have the sign of a gradient, however small it is."""
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found, want, rtol=2e-4, atol=1e-4)
 
 
 def spawn_ranks(module: str, arguments: list[str], num_ranks: int) -> list[Any]:

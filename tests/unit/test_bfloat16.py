@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from learner.batch.packing import columns_of, microbatches_of
 from learner.distributed.sharding import gather_moments
@@ -17,6 +20,7 @@ from learner.model.policy import Policy
 from learner.publish_weights import gather_weights
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
+from tests.support.tiny_model import write_tiny_model
 
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
 """Nats per token, of log-probs of about -7. Found here: 0.12 and 0.024; under autocast, with a residual stream in
@@ -98,3 +102,18 @@ def test_the_critics_head_computes_in_float32(model_path: Path) -> None:
     [micro] = microbatches_of(columns, columns.responses_of(range(2)), budget=4096, rank=0, num_ranks=1, device=CPU)
     assert critic(micro).dtype == torch.float32
     assert seen == [torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_embeddings_and_head_are_gathered_each_for_itself_unless_they_share_their_weights(
+    tie: bool, tmp_path: Path
+) -> None:
+    write_tiny_model(tmp_path, tie=tie)
+    policy = rough_policy(tmp_path)
+    ends: list[Any] = [policy.model.get_input_embeddings(), policy.model.get_output_embeddings()]
+    assert [isinstance(end, FSDPModule) for end in ends] == [not tie] * 2
+    logprobs_of(policy, tmp_path).sum().backward()
+    for end in ends:
+        assert isinstance(end.weight, DTensor), "sharded again after the backward pass"
+        assert end.weight.grad.dtype == torch.float32
+        assert end.weight.grad.full_tensor().norm() > 0

@@ -140,9 +140,10 @@ class CountingPolicy(Policy):
         super().__init__(policy.model)
         self.passes: list[tuple[bool, int]] = []
 
-    def forward(self, micro: Any, temperature: float | None = None) -> Any:
+    def forward(self, micro: Any, temperature: float | None = None, *, with_entropy: bool = True) -> Any:
+        assert with_entropy is torch.is_grad_enabled(), "only the passes that train report an entropy"
         self.passes.append((torch.is_grad_enabled(), len(micro.target_M)))
-        return super().forward(micro, temperature)
+        return super().forward(micro, temperature, with_entropy=with_entropy)
 
     def tokens(self, *, trained: bool) -> int:
         return sum(size for graph, size in self.passes if graph is trained)

@@ -98,12 +98,52 @@ def test_logits_of_all_tokens_never_exist_neither_forward_nor_backward() -> None
     assert largest.elements == num_tokens * vocab
 
 
-def test_bfloat16_products_stay_near_float32() -> None:
-    hidden, head, target = example()
-    exact, _ = response_logprobs(hidden, head, target, temperature=1.0, chunk_tokens=8)
-    rough, _ = response_logprobs(hidden, head, target, temperature=1.0, chunk_tokens=8, compute_dtype=torch.bfloat16)
-    assert rough.dtype == torch.float32
-    assert 0 < (rough - exact).abs().max() < 0.2
+@pytest.mark.parametrize(("dtype", "of_values", "of_gradients"), [
+    (torch.float32, 2e-5, 1e-6), (torch.bfloat16, 2e-5, 2.0**-8),
+])  # fmt: skip
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
+def test_values_and_gradients_are_near_those_of_float64(
+    dtype: torch.dtype, of_values: float, of_gradients: float, entropy_coef: float
+) -> None:
+    """Logits up to 40, as of a real head. Of bfloat16 inputs, log-probs are as exact as of float32 ones; only the
+    gradient of the logits is rounded, relative to its size."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(40, 64, generator=generator).to(dtype)
+    head = (1.5 * torch.randn(500, 64, generator=generator)).to(dtype)
+    target = torch.randint(500, (40,), generator=generator)
+    weights = torch.randn(40, generator=generator)
+
+    def run(head: torch.Tensor, hidden: torch.Tensor, find: Any) -> list[torch.Tensor]:
+        leaves = [hidden.detach().requires_grad_(), head.detach().requires_grad_()]
+        logp, entropy = find(*leaves, target)
+        loss = logp + entropy_coef * entropy if entropy_coef else logp
+        (loss * weights.to(loss.dtype)).sum().backward()
+        return [logp.detach(), entropy.detach(), *(leaf.grad for leaf in leaves)]
+
+    want = run(head.double(), hidden.double(), lambda *inputs: naive(*inputs, 0.9))
+    got = run(
+        head, hidden,
+        lambda *inputs: response_logprobs(*inputs, temperature=0.9, chunk_tokens=7, compute_dtype=dtype),
+    )  # fmt: skip
+    assert (hidden.double() @ head.double().T).abs().max() > 30
+    for expected, found in zip(want[:2], got[:2], strict=True):
+        assert found.dtype == torch.float32
+        assert (found - expected).abs().max() < of_values
+    for expected, found in zip(want[2:], got[2:], strict=True):
+        assert (found - expected).norm() < of_gradients * expected.norm()
+
+
+def test_without_entropy_the_values_and_gradients_of_log_probs_are_the_same_and_the_entropy_is_unknown() -> None:
+    found = []
+    for with_entropy in (True, False):
+        hidden, head, target = example()
+        logp, entropy = response_logprobs(
+            hidden, head, target, temperature=0.7, chunk_tokens=5, with_entropy=with_entropy
+        )
+        assert bool(entropy.isnan().all()) is not with_entropy
+        logp.sum().backward()
+        found.append([logp.detach(), hidden.grad, head.grad])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_excluded_tokens_have_no_probability_and_no_gradient() -> None:

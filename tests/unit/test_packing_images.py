@@ -15,7 +15,7 @@ from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.types import Group, Prompt
 from bapo.runtime.vision import ImageReader, VisionModel, vision_model
-from learner.batch.packing import build, columns_of, cut, deal, microbatches_of
+from learner.batch.packing import build, columns_of, microbatches_of, plan_passes
 from learner.distributed.world import World
 from learner.model.policy import Policy, load_policy
 from learner.publish_weights import canary_tokens, gather_weights, make_canary
@@ -180,7 +180,7 @@ def test_a_prompt_and_its_pictures_must_fit_together(
     broken = replace(found[2], prompt_token_ids=found[2].prompt_token_ids[:-3])
     columns = columns_of(make_batch(groups=[broken]), config, reader)
     with pytest.raises(ContractError, match="image tokens, its images need"):
-        build(columns, cut(columns, deal(columns, np.arange(4), 1)[0], 1000)[0], CPU)
+        build(columns, plan_passes(columns, np.arange(4), budget=1000, num_ranks=1)[0][0], CPU)
 
 
 def test_tokens_that_are_never_sampled_have_no_probability(folder: Path, vision: VisionModel) -> None:

@@ -1,4 +1,4 @@
-"""Layers that recompute their activations give the same loss, gradients and weights, and keep less."""
+"""Layers that recompute their activations, or are compiled, give the same loss, gradients and weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from learner.distributed.sharding import decoder_layers
-from learner.model.loading import checkpoints_activations
+from learner.model.layers import LayerOptions, _Kept, checkpoints_activations, prepare_layers
 from learner.model.policy import Policy
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy
@@ -49,11 +51,12 @@ def test_two_steps_give_the_same_losses_and_weights_to_the_last_bit(
     advantage: str, model_path: Path, tmp_path: Path
 ) -> None:
     found = []
-    for recompute in (False, True):
+    # A tenth of a MB is more than the activations of one layer and less than those of both.
+    for settings in ({}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "activation_gib": 1e-4}):
         config = learner_config(
             model_path,
             loss={"advantage": advantage, "ratio_mode": "direct"},
-            learner={"gradient_checkpointing": recompute, "microbatch_tokens": 80},
+            learner={"microbatch_tokens": 80, **settings},
         )
         policy = tiny_policy(config)
         critic = load_critic(config, ALONE) if advantage == "gae" else None
@@ -62,9 +65,10 @@ def test_two_steps_give_the_same_losses_and_weights_to_the_last_bit(
         losses = [(result.loss, result.grad_norm) for report in reports for result in report.minibatches]
         modules = [policy, critic] if critic is not None else [policy]
         found.append((losses, [parameter.clone() for module in modules for parameter in module.parameters()]))
-    (plain_losses, plain), (losses, weights) = found
-    assert losses == plain_losses
-    assert all(torch.equal(a, b) for a, b in zip(weights, plain, strict=True))
+    plain_losses, plain = found[0]
+    for losses, weights in found[1:]:
+        assert losses == plain_losses
+        assert all(torch.equal(a, b) for a, b in zip(weights, plain, strict=True))
 
 
 def test_a_layer_computes_twice_with_gradients_and_sees_the_packing_of_its_own_micro_batch(
@@ -84,3 +88,50 @@ def test_a_layer_computes_twice_with_gradients_and_sees_the_packing_of_its_own_m
             updater.run(random_batch(num_groups=3))
         assert len(set(micros)) > 1, "several micro-batches of several sizes"
         assert calls == [size for size in micros for _ in range(NUM_LAYERS * times)]
+
+
+@pytest.mark.parametrize(("gib", "computed"), [
+    (0.0, 4), (1e-9, 3), (1.0, 2),
+])  # fmt: skip
+def test_layers_keep_their_activations_as_far_as_the_budget_goes(
+    gib: float, computed: int, model_path: Path, tmp_path: Path
+) -> None:
+    """Of two layers: both recompute; the first is measured and kept, which uses up the budget; both are kept."""
+    config = learner_config(
+        model_path,
+        learner={"gradient_checkpointing": True, "activation_gib": gib, "microbatch_tokens": 4096},
+        loss={"ratio_mode": "direct"},
+    )
+    policy = tiny_policy(config)
+    with counted_calls(policy) as calls:
+        make_updater(config, policy, tmp_path).run(random_batch(num_groups=3))
+    assert len(calls) == computed
+
+
+def test_what_a_layer_keeps_is_counted_without_its_weights_and_once() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid(), torch.nn.Linear(8, 8))
+    kept, hidden = _Kept(layer), torch.zeros(5, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor):
+        layer(hidden)
+    # The input, and the output of the sigmoid, which it and the second product keep: 5 x 8 float32 each.
+    assert kept.bytes == 2 * 5 * 8 * 4
+
+
+def test_compiled_layers_give_the_same_losses_with_one_set_of_graphs_and_break_at_the_attention_alone(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """With recomputation, as on a GPU. 3 s of tracing."""
+    torch.compiler.reset()
+    counters.clear()
+    config = learner_config(model_path, learner={"microbatch_tokens": 64}, loss={"ratio_mode": "direct"})
+    found = []
+    for compiled in (False, True):
+        policy = tiny_policy(config)
+        prepare_layers(policy, LayerOptions(recompute=compiled, compiled=compiled), backend="aot_eager")
+        updater = make_updater(config, policy, tmp_path)
+        reports = [updater.run(random_batch(step=step)) for step in (1, 2)]
+        found.append([[result.loss, result.grad_norm] for report in reports for result in report.minibatches])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+    # The layer and its attention module, each before and behind the attention; for all layers and micro-batches.
+    assert counters["stats"]["unique_graphs"] == 4
+    assert all("packed_attention" in reason for reason in counters["graph_break"])

@@ -1,0 +1,136 @@
+"""How decoder layers run: with kept or recomputed activations, compiled or not.
+
+Without checkpointing the activations of every layer are kept until the backward pass: in bfloat16 34 D bytes per token
+and layer, or about 60 D with a wide gated MLP (Korthikanti et al. 2022, section 4.1, without scores); with it 2 D, plus
+the activations of one layer at a time. The cost is an extra forward pass through the layers, about a third of a step's
+FLOPs. So with a budget (learner.activation_gib) as many layers as fit keep theirs, decided for each micro-batch.
+
+Results are bitwise identical: a layer gets the same tensors and the same `Packing` as arguments, and there is no
+randomness, because the model is always in eval mode. So the RNG state is not saved, and transformers' own switch, which
+requires training mode, is not used.
+
+The forward function is replaced, not the layer: parameter names are unchanged, and FSDP, whose hooks wrap the forward
+function, gathers a layer's weights before it is computed or recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from bapo.config.learner import LearnerConfig
+from learner.distributed.sharding import decoder_layers
+
+Forward = Callable[..., Any]
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOptions:
+    """How the decoder layers of a model run."""
+
+    recompute: bool = False
+    """Recompute activations in the backward pass."""
+    keep_bytes: int = 0
+    """Activations that are kept nevertheless, summed over the layers."""
+    compiled: bool = False
+
+    @staticmethod
+    def of(settings: LearnerConfig, device: torch.device, *, frozen: bool = False) -> LayerOptions:
+        """Options of a model that trains, or of a frozen one."""
+        return LayerOptions(
+            recompute=not frozen and checkpoints_activations(settings.gradient_checkpointing, device),
+            keep_bytes=int(settings.activation_gib * GIB),
+            compiled=settings.compile,
+        )
+
+
+def checkpoints_activations(setting: bool | Literal["auto"], device: torch.device) -> bool:
+    """Resolve learner.gradient_checkpointing; auto: only on CUDA."""
+    return device.type == "cuda" if setting == "auto" else setting
+
+
+def prepare_layers(module: nn.Module, options: LayerOptions, *, backend: str = "inductor") -> None:
+    """Apply the options in place, before sharding, to the layers of `module.model`.
+
+    Layers of a vision tower are never compiled, because their shapes are data, and always recompute.
+
+    Args:
+        backend: of torch.compile.
+    """
+    if options.compiled:
+        for layer in _text_layers(module):
+            # One graph for every layer and length; it breaks at the attention alone (`packed_attention`).
+            layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+    if not options.recompute:
+        return
+    budget = _Budget(options.keep_bytes)
+    module.register_forward_pre_hook(lambda *_: budget.begin_pass())
+    text = set(_text_layers(module)) if options.keep_bytes else set()
+    for layer in decoder_layers(module):
+        run = partial(budget.run, layer) if layer in text else _recomputed
+        layer.forward = partial(run, layer.forward)
+
+
+def _text_layers(module: nn.Module) -> list[nn.Module]:
+    vision = {part for name, part in module.named_modules() if "visual" in name.split(".")}
+    return [layer for layer in decoder_layers(module) if layer not in vision]
+
+
+def _recomputed(forward: Forward, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class _Budget:
+    """Lets layers keep their activations until those of a pass have used up `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._left = 0.0
+        self._bytes_per_token = 0.0
+        self._measured_tokens = 0
+
+    def begin_pass(self) -> None:
+        """At the start of a forward pass. The backward pass of the previous one is over."""
+        self._left = self._limit
+
+    def run(self, layer: nn.Module, forward: Forward, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """A layer's output; `hidden`: [1, N, D]. The largest pass so far is measured, others are estimated from it."""
+        tokens = hidden.shape[-2]
+        if not torch.is_grad_enabled():
+            return forward(hidden, *args, **kwargs)
+        if tokens > self._measured_tokens:
+            kept = _Kept(layer)
+            with saved_tensors_hooks(kept.add, lambda tensor: tensor):
+                output = forward(hidden, *args, **kwargs)
+            self._measured_tokens, self._bytes_per_token = tokens, kept.bytes / tokens
+            self._left -= kept.bytes
+            return output
+        needed = tokens * self._bytes_per_token
+        if needed > self._left:
+            return _recomputed(forward, hidden, *args, **kwargs)
+        self._left -= needed
+        return forward(hidden, *args, **kwargs)
+
+
+class _Kept:
+    """Bytes that a layer's graph keeps, without its parameters."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._seen = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+        self.bytes = 0
+
+    def add(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+        return tensor.detach()  # a tensor that its own graph keeps would never be freed
