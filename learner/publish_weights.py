@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,14 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
 from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.run_directory.files import storing
+from learner.canary import canary_tokens, make_canary
 from learner.diagnostics.step_report import Stopwatch
 from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World
-from learner.model.policy import Policy, sequence_microbatch
+from learner.model.policy import Policy
 from learner.protocols import Fleet
 
 log = logging.getLogger(__name__)
@@ -35,10 +35,6 @@ log = logging.getLogger(__name__)
 NUM_FILES = 2
 FILE_MODE = 0o644
 """safetensors creates files that only their owner can read; workers may run as another user."""
-NUM_CANARY_TOKENS = 32
-CANARY_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.5}
-"""Nats per token. Engines were within 1e-4 in float32; bfloat16 keeps 8 bits, and log-probs of random tokens are
-about -20, so a few units of the last bit are 0.2."""
 
 
 @torch.no_grad()
@@ -51,24 +47,6 @@ def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
     saved = policy.model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in policy.model.named_buffers() if name in saved)
     return gather({**dict(policy.model.named_parameters()), **dict(buffers)}, dtype)
-
-
-def canary_tokens(seed: int, known: Sequence[int]) -> tuple[int, ...]:
-    """The token sequence for comparing engines with the learner; fixed for the run.
-
-    Args:
-        known: tokens that can be sampled.
-    """
-    rng = rng_for(seed, 0, "canary")
-    return tuple(known[rng.randrange(len(known))] for _ in range(NUM_CANARY_TOKENS))
-
-
-@torch.no_grad()
-def make_canary(policy: Policy, token_ids: tuple[int, ...], dtype: str) -> Canary:
-    """The learner's log-probs of the canary tokens at temperature 1. Collective."""
-    logprobs, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
-    reshard(policy)
-    return Canary(token_ids=token_ids, logprobs=tuple(logprobs.tolist()), tolerance=CANARY_TOLERANCE[dtype])
 
 
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
@@ -102,7 +80,7 @@ class WeightPublisher:
         self._folder = folder
         self._fleet = fleet
         self._rollback = rollback
-        self._canary_tokens = canary_tokens(config.run.seed, policy.sampled_tokens)
+        self._canary_tokens = canary_tokens(config, policy.sampled_tokens)
         self.version = 0
         """Last published version; 0 before the first."""
         self.newest: WeightUpdate | None = None

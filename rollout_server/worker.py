@@ -22,7 +22,7 @@ from typing import Protocol
 import psutil
 
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, ContractError, UnavailableError
+from bapo.core.errors import BapoError, ContractError, UnavailableError, WeightsAbsentError
 from bapo.core.token_arrays import Int32s
 from bapo.core.types import Prompt, RolloutRequest, WeightUpdate
 from bapo.runtime.vision import ReadImage
@@ -34,6 +34,7 @@ from rollout_server.experts import Experts
 from rollout_server.leases import Leases
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
 from rollout_server.sampler import Sampler
+from rollout_server.weights.canary import Agreement
 from rollout_server.weights.host_cache import WeightCache
 from rollout_server.weights.receive import load_verified
 from rollout_server.worker_report import Rate, WorkerCounts, WorkerReport
@@ -110,6 +111,7 @@ class Worker:
         self._silent_since: float | None = None
         """Monotonic time of the first failed call since the last success; None if there is none."""
         self._update_digest = ""
+        self._agreement = Agreement()
 
     def load(self) -> None:
         """Create the engine and the graders, and check prompts against the tokenizer. Takes up to a minute.
@@ -152,14 +154,17 @@ class Worker:
     def update_weights(self, update: WeightUpdate) -> float:
         """Replace the weights between two engine steps. Returns: seconds until the engine has verified them.
 
-        Raises: WeightMismatchError, or any other error of the update; the worker has then failed.
+        Raises: WeightsAbsentError if the file is no longer there; WeightMismatchError, or any other error of the
+            update, after which the worker has failed.
         """
         if (update.digest, update.version) == (self._update_digest, self._sampler.policy_version):
             return 0.0
         began = time.monotonic()
         try:
             local = self._weights.fetch(update)
-            self._sampler.call(lambda engine: load_verified(engine, local)).result()
+            self._sampler.call(lambda engine: load_verified(engine, local, self._agreement)).result()
+        except WeightsAbsentError:  # the engine is as it was; a joining worker takes newer weights
+            raise
         except BaseException as error:  # re-raised; after half an update it must not sample
             self.died(error)
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -42,6 +42,10 @@ class RolloutConfig(Frozen):
     next weights, or when there is nothing else to sample. null: off."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MAX_REQUESTS)
     """Groups that a worker samples concurrently."""
+    kv_cache_at_update: Literal["recompute", "keep"] = "recompute"
+    """KV cache of responses in flight after a weight update. recompute: with the new weights, so that the rest of a
+    response is sampled as the policy would. keep: nothing is computed again, and the rest is sampled with new weights
+    and old keys and values. New prompts never use old blocks, and log-probs are those of sampling in both."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments (vLLM: EngineArgs)."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
@@ -61,6 +65,10 @@ class RolloutConfig(Frozen):
     """Seconds after which a worker that has not loaded new weights is restarted."""
     start_timeout_s: float = Field(300.0, gt=0, le=MAX_SECONDS)
     """Seconds after which a worker that is not ready fails the run."""
+    report_timeout_s: float = Field(30.0, gt=0, le=MAX_SECONDS)
+    """Seconds after which a ready worker that does not report its state is restarted."""
+    engine_step_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
+    """Seconds that a step of an engine may take; then its worker is restarted."""
     drain_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
     """Seconds that a worker may finish its groups when scaled down; unfinished ones return to the queue."""
 

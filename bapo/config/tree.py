@@ -50,7 +50,8 @@ class ModelConfig(Frozen):
     path: str = "models/countdown-tiny"
     """Folder in Hugging Face format, or a Hugging Face id, which is downloaded to the cache at the first start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the learner's forward pass and of the engines."""
+    """Precision of the learner's forward pass and of the engines. With `learner.device = "cuda"` the default is
+    bfloat16: GPUs have fast kernels for it, and attention whose memory does not grow with the square of the length."""
     freeze_vision: bool = False
     """Train only the language model of a vision-language model; its vision tower is frozen (docs/images.md)."""
     max_image_pixels: int | None = Field(None, ge=1)
@@ -218,6 +219,14 @@ class Config(Frozen):
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     security: SecurityConfig = SecurityConfig()
+
+    @model_validator(mode="after")
+    def gpus_use_bfloat16(self) -> Self:
+        """Set the default of `model.dtype`, which depends on another section."""
+        if self.learner.device == "cuda" and "dtype" not in self.model.model_fields_set:
+            model = self.model.model_copy(update={"dtype": "bfloat16"})
+            object.__setattr__(self, "model", model)  # the section is frozen
+        return self
 
     @model_validator(mode="after")
     def composer_exists(self) -> Self:

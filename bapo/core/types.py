@@ -418,6 +418,7 @@ class Canary:
     logprobs: tuple[float, ...]
     """One per token except the first, in nats."""
     tolerance: float
+    """Largest root mean square difference of an engine with the same weights, in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ With P parameters, in bytes, excluding activations and KV caches:
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from pathlib import Path
 
 from bapo.config.rollout import RolloutConfig
@@ -77,6 +78,20 @@ def worker_resources(rollout: RolloutConfig) -> dict[str, float]:
     if rollout.worker_resources:
         return dict(rollout.worker_resources)
     return {"GPU": 1.0} if rollout.engine == "vllm" and vllm_build() == VLLM_FOR_GPUS else {"CPU": 1.0}
+
+
+def parallelism_problem(rollout: RolloutConfig) -> str:
+    """Why vLLM's ranks and a worker's GPUs do not fit together; empty if they do. On CPUs there is nothing to check."""
+    if rollout.engine != "vllm" or (gpus := worker_resources(rollout).get("GPU")) is None:
+        return ""
+    keys = ("tensor_parallel_size", "pipeline_parallel_size")
+    ranks = math.prod(int(rollout.engine_options.get(key, 1)) for key in keys)
+    if ranks == gpus or (ranks == 1 and gpus < 1):
+        return ""
+    return (
+        f"rollout.engine_options: tensor_parallel_size x pipeline_parallel_size = {ranks}, but a worker has {gpus:g} "
+        f"GPUs (rollout.worker_resources): set rollout.worker_resources = {{ GPU = {ranks} }}, or the sizes to match"
+    )
 
 
 def workers_on(num_gpus: int, per_worker: float) -> int:

@@ -1,5 +1,5 @@
 # The rollout server: a Ray node with vLLM engines. `wheels` as in learner.Dockerfile.
-# For NVIDIA GPUs as in compose, profile gpu: other REQUIREMENTS, and a C compiler among PACKAGES.
+# For NVIDIA GPUs as in compose, profile gpu: other REQUIREMENTS, and compilers among PACKAGES.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
 FROM ${PYTHON} AS requirements
@@ -22,7 +22,8 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.description="BAPO rollout server: sampling and grading" \
       org.opencontainers.image.licenses="Apache-2.0"
-# vLLM's CPU kernels are linked against libnuma; on GPUs Triton builds the launcher of every kernel with a C compiler.
+# vLLM's CPU kernels are linked against libnuma. On GPUs Triton builds the launcher of every kernel with a C compiler, Inductor
+# and FlashInfer build with a C++ compiler, and KubeRay's probes call wget.
 ARG PACKAGES="libnuma1"
 RUN apt-get update && apt-get install -y --no-install-recommends ${PACKAGES} && rm -rf /var/lib/apt/lists/*
 # Two layers: a change of the code does not write the packages again.
@@ -30,7 +31,7 @@ COPY --from=requirements /venv /venv
 RUN --mount=from=code,source=/dist,target=/dist /venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/*.whl
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 # A new volume takes its owner and mode from the folder that it is mounted on.
-RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets && cd /bapo/secrets && \
+RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/cache /bapo/secrets && cd /bapo/secrets && \
     install -d -m 700 -o 10001 -g 10001 accepted worker
 # The demo's model, 3 MB: on Kubernetes no folder of this repository is mounted.
 COPY models/countdown-tiny /bapo/models/countdown-tiny

@@ -3,8 +3,9 @@
 vLLM gets tokens and preprocessed patches, so its own image processor never runs: engine and learner see the same
 pixels, an image is processed once per group, and the prompt length of a resumed response does not change.
 
-vLLM 0.32 caches outputs of the vision tower by image digest, even after the tower's weights change: an update must
-clear that cache too, or log-probs for images seen before are wrong by several nats.
+vLLM 0.32 caches outputs of the vision tower by a name of the image, even after the tower's weights change: the name
+has the version of the weights, and an update that recomputes responses clears that cache too, or log-probs for images
+seen before are wrong by several nats.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ def register() -> None:
 
 
 def prompt_with_images(
-    token_ids: list[int], images: Sequence[tuple[str, Patches]], model: VisionModel
+    token_ids: list[int], images: Sequence[tuple[str, Patches]], model: VisionModel, salt: str
 ) -> MultiModalInput:
     """The input of a request.
 
     Args:
         token_ids: an expanded prompt, plus the tokens sampled so far if a response is resumed.
         images: digest and patches of each image, in order.
+        salt: of the caches, which differ for another salt.
     """
     import torch
     from vllm.inputs.engine import mm_input
@@ -66,10 +68,11 @@ def prompt_with_images(
     return mm_input(
         token_ids,
         mm_kwargs=MultiModalKwargsItems.from_hf_inputs(_batch(pixel_values=pixels, image_grid_thw=grid), fields),
-        mm_hashes={"image": [digest for digest, _ in images]},
+        mm_hashes={"image": [f"{salt}/{digest}" for digest, _ in images]},
         mm_placeholders={
             "image": [PlaceholderRange(offset=place.start, length=place.stop - place.start) for place in places]
         },
+        cache_salt=salt,
     )
 
 

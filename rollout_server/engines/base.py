@@ -8,7 +8,7 @@ A new engine is one file of this folder, `<name>.py`, that defines:
     ENVIRONMENT   variables that must be set before its process imports anything heavy
     IN_PROCESS    True: workers are threads of the fleet's process; False: Ray actors, one process each
     check         (Config) -> None: reject an invalid configuration before anything is started
-    make_engine   (Config, function: digest -> image file) -> Engine
+    make_engine   (Config, function: digest -> image file, worker id) -> Engine
 """
 
 from __future__ import annotations
@@ -152,13 +152,16 @@ class Engine(Protocol):
     def load_weights(self, path: str, version: int) -> None:
         """Replace the weights in place by those of a safetensors file.
 
-        Responses in flight continue with the new weights, and their KV cache is recomputed.
+        Responses in flight continue with the new weights; their KV cache is that of `rollout.kv_cache_at_update`.
         After an exception the engine is unusable: it may contain part of the new weights.
         """
         ...
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
-        """[len - 1] log-probs of all tokens but the first at temperature 1; None: the engine has no weights."""
+        """[len - 1] log-probs of all tokens but the first at temperature 1; None: the engine has no weights.
+
+        Does not wait for responses in flight, which get their next tokens meanwhile.
+        """
         ...
 
     def close(self) -> None:
@@ -176,8 +179,8 @@ class EngineModule(Protocol):
         """Raises: ConfigError for an invalid configuration. Fast, and imports nothing heavy."""
         ...
 
-    def make_engine(self, config: Config, image: ReadImage = ...) -> Engine:
-        """Load the model. `image`: returns image files of submitted prompts."""
+    def make_engine(self, config: Config, image: ReadImage = ..., worker_id: str = ...) -> Engine:
+        """Load the model. `image`: returns image files of submitted prompts; `worker_id`: seeds the sampling."""
         ...
 
 

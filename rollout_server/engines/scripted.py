@@ -260,8 +260,8 @@ def make_policy(config: Config) -> ScriptedPolicy:
     return ScriptedPolicy(_options(config), task, config.rollout.max_response_tokens)
 
 
-def make_engine(config: Config, image: ReadImage = no_image) -> ScriptedEngine:
-    """The engine of a run. Raises: ConfigError for an unknown or impossible option."""
+def make_engine(config: Config, image: ReadImage = no_image, worker_id: str = "") -> ScriptedEngine:
+    """The engine of a run, the same for every worker. Raises: ConfigError for an unknown or impossible option."""
     return ScriptedEngine(_options(config), make_policy(config))
 
 

@@ -3,19 +3,24 @@
 What vLLM 0.32 needs for reinforcement learning is in this file and in `_vllm_receiver.py`:
 
 * log-probs are those of the distribution that was sampled from (`processed_logprobs`), not of the raw logits;
-* after an update the KV cache is recomputed, including responses in flight: blocks of old weights would change
-  log-probs by several nats;
+* no prompt uses a KV cache of older weights: blocks of old weights would change log-probs by several nats. They are
+  salted with the version, and after an update responses in flight are recomputed, unless
+  `rollout.kv_cache_at_update = "keep"`;
+* the canary of an update does not wait for responses in flight: it has a priority and a seat of its own;
 * each response has the versions that sampled its tokens (vLLM's weight-version spans);
 * no per-request seeds: on CPU they crash the engine in chunked prefill;
 * torch.compile, CUDA graphs and async scheduling are disabled on CPUs only; they work with in-place weight updates.
 
 Prompts with images: `_vllm_vision.py`.
 
-Not supported: engines in separate processes (AsyncLLM), speculative decoding, LoRA, video.
+Not supported: speculative decoding, LoRA, video, and an engine core in its own process. Only vLLM's AsyncLLM can pause
+such a core for an update, so it would be a second way to run every engine, and the scheduler, whose load is reported
+and which gives the canary its seat, would be out of reach.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +31,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Prompt, RolloutRequest
-from bapo.runtime.machine import VLLM_FOR_GPUS, vllm_build
+from bapo.runtime.machine import VLLM_FOR_GPUS, parallelism_problem, vllm_build
 from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts, round_trips
 from bapo.runtime.torchvision_build import complete_torchvision
 from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model, written
@@ -72,25 +77,32 @@ ARGUMENTS_ON_CPUS: Mapping[str, Any] = {
 }
 """On GPUs vLLM's defaults apply: compiled, with CUDA graphs and async scheduling."""
 CANARY_ID = "canary"
+CANARY_PRIORITY = -1
+"""Ahead of all other requests, which have 0; responses that vLLM has preempted keep their place among these."""
 
 
 class VllmEngine:
     """An `Engine` over one `LLMEngine`."""
 
-    def __init__(self, config: Config, image: ReadImage = no_image) -> None:
+    def __init__(self, config: Config, image: ReadImage = no_image, worker_id: str = "") -> None:
         complete_torchvision()
         from vllm import LLMEngine, SamplingParams, TokensPrompt  # here: the fleet reads ENVIRONMENT without vLLM
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
+        from vllm.usage.usage_lib import UsageContext
 
         self._rollout = config.rollout
         self._images = _image_reader(config, image)
         if self._images is not None:
             _vllm_vision.register()
-        self._engine: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**_engine_args(config)))
+        # LLM_CLASS: its default of max_num_batched_tokens is 8192 or 16384 by GPU, otherwise it would be 2048.
+        self._engine: LLMEngine = LLMEngine.from_engine_args(
+            EngineArgs(**_engine_args(config, worker_id)), usage_context=UsageContext.LLM_CLASS
+        )
         self._tokenizer: Any = self._engine.get_tokenizer()
         core: Any = self._engine.engine_core  # in this process: ENVIRONMENT
-        self._scheduler: Any = core.engine_core.scheduler
+        self._core: Any = core.engine_core
+        self._scheduler: Any = self._core.scheduler
         self._tokens_prompt = TokensPrompt
         # detokenize=False: texts are decoded once per group, not once per token.
         # flat_logprobs: lists instead of a dict per token, 20 % faster. logprobs=0: only of the sampled token.
@@ -189,11 +201,15 @@ class VllmEngine:
 
     def load_weights(self, path: str, version: int) -> None:
         """Replace the weights in place; responses in flight continue with the new ones."""
+        keeps = self._rollout.kv_cache_at_update == "keep"
+        if keeps:
+            self._finish_batches()
         self._engine.collective_rpc("load_weight_file", args=(path,))
-        if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not reset its KV cache after the weight update")
-        if self._images is not None:
-            self._engine.reset_encoder_cache()  # outputs of the vision tower, by image
+        if not keeps:
+            if not self._engine.reset_prefix_cache(reset_running_requests=True):
+                raise RuntimeError("vLLM did not reset its KV cache after the weight update")
+            if self._images is not None:
+                self._engine.reset_encoder_cache()  # outputs of the vision tower, by image
         self._set_version(version)
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
@@ -201,7 +217,9 @@ class VllmEngine:
         longest = self._rollout.max_prompt_tokens + self._rollout.max_response_tokens
         if not 2 <= len(token_ids) < longest:
             raise ContractError(f"log-probs need at least 2 and fewer than {longest} tokens, got {len(token_ids)}")
-        self._add(CANARY_ID, list(token_ids), self._probe)
+        # vLLM preempts a running response for memory, never for a seat in the batch.
+        self._scheduler.max_num_active_reqs += 1
+        self._add(CANARY_ID, list(token_ids), self._probe, priority=CANARY_PRIORITY)
         while CANARY_ID in self._sampling_ids:
             for output in self._outputs():
                 if output.request_id == CANARY_ID:
@@ -209,6 +227,7 @@ class VllmEngine:
                     probe = output
                 else:
                     self._early.append(self._sampled(output))
+        self._scheduler.max_num_active_reqs -= 1
         measured: Any = probe.prompt_logprobs
         rows = zip(token_ids[1:], measured[1:], strict=True)
         return np.array([row[token_id].logprob for token_id, row in rows], np.float32)
@@ -217,17 +236,27 @@ class VllmEngine:
         """Free the model."""
         self._engine.engine_core.shutdown()
 
+    def _finish_batches(self) -> None:
+        """Take the tokens of batches that the device has begun (async scheduling): the old weights sample them."""
+        self._core.pause_scheduler(mode="keep", clear_cache=False)
+        while any(request.num_in_flight_tokens for request in self._scheduler.requests.values()):
+            self._early += [self._sampled(output) for output in self._outputs()]
+        self._core.resume_scheduler()
+
     def _set_version(self, version: int) -> None:
         self._engine.set_weight_version(str(version))
         self._version = version
 
-    def _add(self, request_id: str, token_ids: list[int], sampling: Any, images: Sequence[str] = ()) -> None:
-        prompt: Any = self._tokens_prompt(prompt_token_ids=token_ids)
+    def _add(
+        self, request_id: str, token_ids: list[int], sampling: Any, images: Sequence[str] = (), priority: int = 0
+    ) -> None:
+        salt = str(self._version)
+        prompt: Any = self._tokens_prompt(prompt_token_ids=token_ids, cache_salt=salt)
         if images:
             assert self._images is not None  # or its prompt was refused
             patches = [(digest, self._images.patches(digest)) for digest in images]
-            prompt = _vllm_vision.prompt_with_images(token_ids, patches, self._images.model)
-        self._engine.add_request(request_id, prompt, sampling)
+            prompt = _vllm_vision.prompt_with_images(token_ids, patches, self._images.model, salt)
+        self._engine.add_request(request_id, prompt, sampling, priority=priority)
         self._sampling_ids.add(request_id)
 
     def _outputs(self) -> list[RequestOutput]:
@@ -312,14 +341,21 @@ def check(config: Config) -> None:
         raise ConfigError(f"model.path: {found}: {missing[0]} is missing{advice}")
     if vision_model(path) is not None and (problem := missing_package()):
         raise ConfigError(f"model.path: {path} is a vision-language model: {problem}")
+    if problem := parallelism_problem(config.rollout):
+        raise ConfigError(problem)
 
 
-def make_engine(config: Config, image: ReadImage = no_image) -> VllmEngine:
+def make_engine(config: Config, image: ReadImage = no_image, worker_id: str = "") -> VllmEngine:
     """Load `model.path`. Raises: ConfigError for an unknown engine option."""
-    return VllmEngine(config, image)
+    return VllmEngine(config, image, worker_id)
 
 
-def _engine_args(config: Config) -> dict[str, Any]:
+def seed_of(seed: int, worker_id: str) -> int:
+    """The seed of a worker's engine: with one seed, all workers and their replacements would draw the same numbers."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{worker_id}".encode()).digest()[:4])
+
+
+def _engine_args(config: Config, worker_id: str) -> dict[str, Any]:
     """The settings above, overridden by `rollout.engine_options`."""
     from dataclasses import fields
 
@@ -329,25 +365,28 @@ def _engine_args(config: Config) -> dict[str, Any]:
     unknown = set(config.rollout.engine_options) - {field.name for field in fields(EngineArgs)}
     if unknown:
         raise ConfigError(f"rollout.engine_options: vLLM has no engine argument {', '.join(sorted(unknown))}")
-    return engine_arguments(config, on_cpus=current_platform.is_cpu())
+    return engine_arguments(config, worker_id, on_cpus=current_platform.is_cpu())
 
 
-def engine_arguments(config: Config, *, on_cpus: bool) -> dict[str, Any]:
+def engine_arguments(config: Config, worker_id: str = "", *, on_cpus: bool) -> dict[str, Any]:
     """Keywords of vLLM's EngineArgs."""
     rollout = config.rollout
+    seats = rollout.engine_options.get("max_num_seqs", rollout.max_groups_in_flight * config.algorithm.group_size)
     chosen: dict[str, Any] = {
         "model": config.model.path,
         "dtype": config.model.dtype,
         "max_model_len": rollout.max_prompt_tokens + rollout.max_response_tokens,
-        "max_num_seqs": rollout.max_groups_in_flight * config.algorithm.group_size,
+        "max_num_active_seqs": seats,
+        "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rollout_server.engines._vllm_receiver.WeightReceiver",
         "disable_log_stats": True,
-        "seed": config.run.seed,
+        "seed": seed_of(config.run.seed, worker_id),
     }
     if vision_model(config.model.path) is not None:
         chosen |= _vllm_vision.ARGUMENTS
-    return chosen | (dict(ARGUMENTS_ON_CPUS) if on_cpus else {}) | rollout.engine_options
+    chosen |= (dict(ARGUMENTS_ON_CPUS) if on_cpus else {}) | rollout.engine_options
+    return chosen | {"max_num_seqs": seats + 1}  # one for the canary
 
 
 def _sampled_logprobs(response: CompletionOutput) -> Float32s:

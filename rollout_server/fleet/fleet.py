@@ -6,7 +6,8 @@
        |                                           |
        +---- died, hung, or failed an update: leases released, a new worker starts
 
-Invariant: no worker claims before it has the newest published weights (`_weights_lock`).
+Invariant: no worker claims before it has the newest published weights (`_weights_lock`). It loads them before it takes
+that lock, so that the learner's next update does not wait for it.
 
 While at least one worker samples, dead ones are restarted with exponential backoff. If none does, the fleet fails: with
 ConfigError for an invalid configuration, DeadlineError for a worker that was not ready in time, or UnavailableError
@@ -23,7 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from bapo.config.tree import Config
-from bapo.core.errors import BY_NAME, BapoError, ConfigError, DeadlineError, StaleWeightsError, UnavailableError
+from bapo.core.errors import (
+    BY_NAME,
+    BapoError,
+    ConfigError,
+    DeadlineError,
+    StaleWeightsError,
+    UnavailableError,
+    WeightsAbsentError,
+)
 from bapo.core.types import WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.rollout_client import WorkerStatus
@@ -42,10 +51,6 @@ POLL_S = 0.25
 """Poll interval of a loading worker."""
 WATCH_S = 1.0
 """Poll interval of a ready worker: a report costs a few milliseconds on both sides."""
-SILENCE_S = 30.0
-"""A ready worker that does not respond for this long is restarted."""
-STUCK_S = 120.0
-"""So is one whose engine step takes this long."""
 EARLY_S = 30.0
 """A worker that dies sooner than this after it was ready, without a delivered group, died early."""
 JOIN_S = 5.0
@@ -210,8 +215,19 @@ class Fleet:
 
     # -- called by slots
 
-    def admit(self, begin: Callable[[WeightUpdate | None], None]) -> None:
-        """Call `begin` with the newest weights; none are published meanwhile."""
+    def admit(self, load: Callable[[WeightUpdate], None], begin: Callable[[WeightUpdate | None], None]) -> None:
+        """Call `load` with the newest weights, then `begin` with the same, while none are published.
+
+        Loading takes minutes for a large model on another host, so updates do not wait for it.
+        """
+        update = None
+        while (newest := self._newest) is not update and newest is not None:
+            update = newest
+            try:
+                load(update)
+            except WeightsAbsentError:  # two newer updates, and the learner deletes the file
+                if self._newest is update:
+                    raise
         with self._weights_lock:
             begin(self._newest)
 
@@ -366,10 +382,10 @@ class WorkerSlot:
         handle.start()
         if not self._wait_loaded(handle):
             return
-        self._fleet.admit(lambda update: self._begin(handle, update))
+        self._fleet.admit(lambda update: self._load(handle, update), lambda update: self._begin(handle, update))
         log.info("%s is ready with version %d", self.worker_id, self._report.policy_version)
         while not self._leaving.wait(WATCH_S):
-            self._poll(handle, SILENCE_S)
+            self._poll(handle, self._config.rollout.report_timeout_s)
         if not self._at_once:
             self._state = "draining"
             handle.drain(self._config.rollout.drain_s)
@@ -393,9 +409,14 @@ class WorkerSlot:
                 )
         return False
 
+    def _load(self, handle: WorkerHandle, update: WeightUpdate) -> None:
+        handle.update_weights(update, self._config.rollout.sync_timeout_s)
+
     def _begin(self, handle: WorkerHandle, update: WeightUpdate | None) -> None:
+        """The worker usually has these weights: only an update since the last look of `Fleet.admit` is loaded now."""
         handle.begin(update, self._config.rollout.sync_timeout_s)
-        self._poll(handle, SILENCE_S)
+        if update is not None:
+            self._report = replace(self._report, policy_version=update.version)
         self._ready_at = time.monotonic()
         self._state = "ready"
 
@@ -409,7 +430,7 @@ class WorkerSlot:
         if report.state == "failed":
             known = BY_NAME.get(report.error)
             raise known(report.message) if known else UnavailableError(f"{report.error}: {report.message}")
-        if report.stuck_s > STUCK_S:
+        if report.stuck_s > self._config.rollout.engine_step_timeout_s:
             raise TimeoutError(f"the engine is stuck in a step for {report.stuck_s:.0f} s")
 
     def _handle_death(self, handle: WorkerHandle | None, error: Exception) -> None:

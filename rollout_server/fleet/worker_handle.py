@@ -90,7 +90,7 @@ def make_worker(
         worker_id=worker_id,
         config=config,
         buffer=BufferClient(buffer_url, token=token),
-        make_engine=lambda config: engine_module(config.rollout.engine).make_engine(config, images.read),
+        make_engine=lambda config: engine_module(config.rollout.engine).make_engine(config, images.read, worker_id),
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
         token=token,
         segments=None if run_path is None else run_path / FOLDER,

@@ -4,7 +4,7 @@ learner writes file, digest, canary --POST /weights--> fleet --> each worker:
     1 the file's sha256 equals the digest        else WeightMismatchError; the engine still has its old weights
       (a host that cannot read the learner's file fetches a copy: relay.py, host_cache.py)
     2 the engine replaces its weights in place   between two steps of the engine
-    3 the engine's log-probs equal the canary    else WeightMismatchError; the engine must not sample again
+    3 the engine's log-probs agree (canary.py)   else WeightMismatchError; the engine must not sample again
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
-
-from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
-from bapo.core.token_arrays import Float32s
-from bapo.core.types import Canary, WeightUpdate
+from bapo.core.errors import WeightMismatchError, WeightsAbsentError
+from bapo.core.types import WeightUpdate
 from rollout_server.engines.base import Engine
+from rollout_server.weights.canary import Agreement
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +56,18 @@ def check_size(update: WeightUpdate) -> None:
         )
 
 
-def load_verified(engine: Engine, update: WeightUpdate) -> None:
+def load_verified(engine: Engine, update: WeightUpdate, agreement: Agreement) -> None:
     """Steps 2 and 3, in the thread that owns the engine; step 1 runs outside of it, while the engine samples.
+
+    Args:
+        agreement: of the engine so far.
 
     Raises: WeightMismatchError; after any exception the engine must not sample.
     """
     began = time.monotonic()
     engine.load_weights(update.path, update.version)
     loaded = time.monotonic()
-    difference = check_canary(update.canary, engine.logprobs(update.canary.token_ids), update.version)
+    difference = agreement.check(update.canary, engine.logprobs(update.canary.token_ids), update.version)
     log.info(
         "loaded weights version=%d load_s=%.3f canary_s=%.3f canary_difference=%.2e",
         update.version,
@@ -74,25 +75,3 @@ def load_verified(engine: Engine, update: WeightUpdate) -> None:
         time.monotonic() - loaded,
         difference,
     )
-
-
-def check_canary(canary: Canary, logprobs: Float32s | None, version: int) -> float:
-    """Largest difference in nats between the engine's and the learner's log-probs; 0 without weights.
-
-    Raises: ContractError if the canary is inconsistent; WeightMismatchError beyond the tolerance.
-    """
-    if logprobs is None:
-        return 0.0
-    expected = np.asarray(canary.logprobs, np.float32)
-    if len(expected) != len(canary.token_ids) - 1 or len(logprobs) != len(expected):
-        raise ContractError(
-            f"canary of version {version}: {len(canary.token_ids)} tokens need {len(canary.token_ids) - 1} log-probs; "
-            f"got {len(expected)} from the learner, {len(logprobs)} from the engine"
-        )
-    difference = float(np.abs(logprobs - expected).max(initial=0.0))
-    if not difference <= canary.tolerance:  # also true for NaN
-        raise WeightMismatchError(
-            f"after the update to version {version} the engine's log-probs differ from the learner's by "
-            f"{difference:.3g} nats, more than {canary.tolerance:g}: the engine does not have these weights"
-        )
-    return difference

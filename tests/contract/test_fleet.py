@@ -10,7 +10,8 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, ConfigError, StaleWeightsError, WeightMismatchError
+from bapo.core.errors import BapoError, ConfigError, StaleWeightsError, WeightMismatchError, WeightsAbsentError
+from bapo.core.types import WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from rollout_server.fleet.fleet import Fleet
 from tests.support.fake_worker import FakeHandle
@@ -75,7 +76,58 @@ def test_a_worker_that_starts_later_takes_the_newest_weights_before_it_begins(
     rig.fleet.update_weights(make_update(tmp_path / "w", 5))
     rig.fleet.scale(1)
     wait_until(lambda: rig.states() == ["ready"])
-    assert rig.handles[0].events == ["start", "begin 5"]
+    assert rig.handles[0].events == ["start", "update 5", "begin 5"]
+
+
+def test_an_update_does_not_wait_for_a_joining_worker_which_begins_with_the_last_one(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    loading, may_go_on = threading.Event(), threading.Event()
+
+    def load_slowly(update: WeightUpdate) -> None:
+        if update.version == 5:
+            loading.set()
+            assert may_go_on.wait(10)
+
+    def prepare(handle: FakeHandle) -> None:
+        handle.on_update = load_slowly
+
+    rig = make_rig(prepare)
+    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
+    rig.fleet.scale(1)
+    assert loading.wait(10)
+    assert rig.fleet.update_weights(make_update(tmp_path / "v", 6)) == {}
+    assert rig.states() == ["starting"]
+    may_go_on.set()
+    wait_until(lambda: rig.states() == ["ready"])
+    assert rig.handles[0].events == ["start", "update 5", "update 6", "begin 6"]
+    assert rig.fleet.statuses()[0].policy_version == 6
+
+
+def test_a_joining_worker_whose_weights_are_deleted_meanwhile_takes_the_newer_ones(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    def overtake(update: WeightUpdate) -> None:
+        if update.version == 5:
+            rig.fleet.update_weights(make_update(tmp_path / "v", 7))
+            raise WeightsAbsentError("version-000005.safetensors is not readable on this host")
+
+    def prepare(handle: FakeHandle) -> None:
+        handle.on_update = overtake
+
+    rig = make_rig(prepare)
+    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    assert rig.handles[0].events == ["start", "update 5", "update 7", "begin 7"]
+
+
+def test_a_worker_whose_engine_is_stuck_in_a_step_is_replaced(make_rig: MakeRig) -> None:
+    rig = make_rig(engine_step_timeout_s=2.0)
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    rig.handles[0].stuck_s = 3.0
+    wait_until(lambda: len(rig.handles) == 2 and rig.states() == ["ready"])
 
 
 def test_a_dead_worker_is_replaced_and_its_leases_are_released(make_rig: MakeRig, tmp_path: Path) -> None:
@@ -89,7 +141,7 @@ def test_a_dead_worker_is_replaced_and_its_leases_are_released(make_rig: MakeRig
     status = rig.fleet.statuses()[0]
     assert (status.worker_id, status.restarts, status.policy_version) == ("worker-0.1", 1, 5)
     assert rig.handles[0].events[-1] == "kill"
-    assert rig.handles[1].events == ["start", "begin 5"]
+    assert rig.handles[1].events == ["start", "update 5", "begin 5"]
     assert rig.released == ["worker-0", "worker-0.1"]
 
 
@@ -102,7 +154,7 @@ def test_a_worker_that_refuses_an_update_is_replaced_and_does_not_block_the_othe
     rig.handle("worker-0").refuses = WeightMismatchError("the canary differs")
     assert rig.fleet.update_weights(make_update(tmp_path / "w", 5)) == {"worker-1": 0.5}
     wait_until(lambda: rig.states() == ["ready"] * 2)
-    assert rig.handle("worker-0.1").events == ["start", "begin 5"]
+    assert rig.handle("worker-0.1").events == ["start", "update 5", "begin 5"]
     assert rig.fatal == []
 
 

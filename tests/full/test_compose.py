@@ -94,6 +94,13 @@ def test_the_buffer_waits_for_a_redis_that_reads_its_file_while_it_is_starting()
     assert start / 2 < waits < start
 
 
+def test_gpu_services_have_compilers_a_probe_a_compile_cache_and_pinned_memory() -> None:
+    rollout, learner = SERVICES["rollout-gpu"], SERVICES["learner-gpu"]
+    assert {"gcc", "g++", "wget"} <= set(rollout["build"]["args"]["PACKAGES"].split())
+    assert mounted("rollout-gpu")["compiled"] == "/bapo/cache" == rollout["environment"]["VLLM_CACHE_ROOT"]
+    assert rollout["ulimits"] == learner["ulimits"] == {"memlock": -1}
+
+
 def test_only_what_writes_or_reads_frames_reaches_redis() -> None:
     assert SERVICES["redis"]["networks"] == ["store"]
     assert [name for name, found in SERVICES.items() if "store" in found.get("networks", [])] == [

@@ -275,6 +275,25 @@ def test_the_learner_has_a_gpu_for_each_rank_and_memory_that_ranks_share(overlay
     assert volume["emptyDir"]["medium"] == "Memory"
 
 
+def test_rdma_adds_devices_and_the_right_to_pin_memory_to_what_has_gpus_alone(tmp_path: Path) -> None:
+    build("gpu")  # skips without kubectl
+    shutil.copytree(K8S, tmp_path / "k8s")
+    overlay = tmp_path / "k8s" / "overlays" / "gpu-rdma"
+    overlay.mkdir()
+    parts = {"resources": ["../gpu"], "components": ["../../components/rdma"]}
+    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(head | parts))
+    built = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    found = tuple(manifest for manifest in yaml.safe_load_all(built.stdout) if manifest)
+    each = [(where, container) for where, template in pods(found) for container in containers(template)]
+    pins = {where for where, container in each if "add" in container["securityContext"]["capabilities"]}
+    has_gpu = {where for where, container in each if "nvidia.com/gpu" in container["resources"]["limits"]}
+    assert pins == has_gpu == {"Job/bapo-learner", "RayCluster/bapo-ray/rollout"}
+    (namespace,) = [manifest for manifest in found if manifest["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
 def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_is_exported() -> None:
     scaled, config = of_kind("keda", "ScaledObject")["bapo-ray-node"]["spec"], config_of("keda")
     target = of_kind("keda", scaled["scaleTargetRef"]["kind"])[scaled["scaleTargetRef"]["name"]]

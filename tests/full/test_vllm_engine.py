@@ -25,6 +25,7 @@ from bapo.core.types import Canary, WeightUpdate
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
+from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
 from tests.support.factories import make_request
 from tests.support.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
@@ -122,7 +123,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig: Rig) -> None:
     for seed in (None, 1, 2):
         if seed is not None:
-            load_verified(rig.engine, rig.publish(seed))
+            load_verified(rig.engine, rig.publish(seed), Agreement())
         groups = rig.sample()
         assert len(groups) == 4
         assert max(float(difference.max()) for difference in rig.differences(groups)) < TOLERANCE
@@ -141,7 +142,7 @@ def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of
 
 def test_an_update_keeps_every_tensor_of_the_model_at_its_address_as_cuda_graphs_need_it(rig: Rig) -> None:
     before, old = tensors_of(rig)
-    load_verified(rig.engine, rig.publish(7))
+    load_verified(rig.engine, rig.publish(7), Agreement())
     after, new = tensors_of(rig)
     assert after == before
     # Some of them (with packed copies) are empty on CPUs; these hold numbers, and the update has changed them.
@@ -156,7 +157,7 @@ def test_a_response_in_flight_goes_on_with_the_new_weights_and_says_so(rig: Rig)
     for _ in range(6):
         assert rig.engine.step() == []
     before = reference_of(rig)
-    load_verified(rig.engine, rig.publish(3))
+    load_verified(rig.engine, rig.publish(3), Agreement())
     (group,) = rig.finish()
     with_new = rig.differences([group])
     with_old = before.differences([group])
@@ -181,7 +182,7 @@ def test_a_response_in_segments_has_each_tokens_log_prob_under_the_weights_that_
         assert first.step() == []
     first.abort(request.request_id)  # its worker dies: whoever claims the request next has the shelf alone
     before = reference_of(rig)
-    load_verified(rig.engine, rig.publish(7))
+    load_verified(rig.engine, rig.publish(7), Agreement())
     second = SegmentedEngine(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
     second.submit(request)
     groups: list[SampledGroup] = []
@@ -216,7 +217,7 @@ def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) 
         (group,) = rig.finish()
         assert len(group.prompt_token_ids) > 2 * BLOCK_SIZE
         assert max(float(difference.max()) for difference in rig.differences([group])) < TOLERANCE
-        load_verified(rig.engine, rig.publish(seed))
+        load_verified(rig.engine, rig.publish(seed), Agreement())
 
 
 def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> None:
@@ -224,7 +225,7 @@ def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> N
     shifted = tuple(value + 0.01 for value in update.canary.logprobs)
     other = replace(update, canary=replace(update.canary, logprobs=shifted))
     with pytest.raises(WeightMismatchError, match=r"0\.01 nats"):
-        load_verified(rig.engine, other)
+        load_verified(rig.engine, other, Agreement())
 
 
 class _Borrowed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bapo.core.types import WeightUpdate
 from rollout_server.fleet.worker_handle import WorkerDiedError
 from rollout_server.worker_report import WorkerReport
@@ -22,6 +24,8 @@ class FakeHandle:
         self.version = 1
         self.tail = ""
         self.is_immortal = False
+        self.stuck_s = 0.0
+        self.on_update: Callable[[WeightUpdate], None] = lambda _: None
 
     def start(self) -> None:
         self.events.append("start")
@@ -36,6 +40,7 @@ class FakeHandle:
             tokens_per_s=0.0,
             pid=1,
             rss_bytes=1,
+            stuck_s=self.stuck_s,
             counts={"groups/fresh/stored": self.stored},
             error=self.error,
             message=self.message,
@@ -50,6 +55,7 @@ class FakeHandle:
 
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
         self.events.append(f"update {update.version}")
+        self.on_update(update)
         if self.refuses:
             raise self.refuses
         self.version = update.version

@@ -52,6 +52,10 @@ def test_a_machine_without_gpus_has_the_cpu_profile(monkeypatch: pytest.MonkeyPa
         (BOX, {"rollout": {"num_workers": 3}}, "gpu plan", "fail", "use --rollout.num_workers 1"),
         (BOX, {"rollout": {"num_workers": 2, "engine_options": {"gpu_memory_utilization": 0.4}}}, "gpu plan",
          "ok", "GPU 0: learner and workers; GPU 1: workers"),
+        (replace(BOX, torch=replace(TORCH, cuda="13.0")), {}, "driver", "fail", "install 580 or newer"),
+        (BOX, {}, "precision", "warn", 'set model.dtype = "bfloat16"'),
+        (BOX, {"rollout": {"engine_options": {"tensor_parallel_size": 2}}}, "parallelism", "fail",
+         "set rollout.worker_resources = { GPU = 2 }"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_with_what_to_do(
@@ -59,6 +63,15 @@ def test_what_does_not_fit_is_said_with_what_to_do(
 ) -> None:
     told = said(found, **sections)[name]
     assert (told[0], words in told[1]) == (status, True), told
+
+
+def test_a_driver_that_fits_and_bfloat16_are_not_mentioned() -> None:
+    told = said(BOX, model={"dtype": "bfloat16"}, rollout={"worker_resources": {"GPU": 1}})
+    assert told.keys() == {"gpu", "torch on GPUs", "gpu plan"}
+    assert Config.model_validate({"learner": {"device": "cuda"}}).model.dtype == "bfloat16"
+    explicit = Config.model_validate({"learner": {"device": "cuda"}, "model": {"dtype": "float32"}})
+    assert Config.model_validate_json(explicit.model_dump_json()).model.dtype == "float32"
+    assert Config().model.dtype == "float32"
 
 
 def test_in_a_cluster_workers_may_find_their_gpus_elsewhere() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, OutOfMemoryError, StorageError, UnavailableError
-from bapo.runtime.machine import vllm_build
+from bapo.runtime.machine import parallelism_problem, vllm_build
 from rollout_server.delivery import guarded_thread
 from rollout_server.engines import vllm
-from rollout_server.engines.vllm import engine_arguments, environment_of
+from rollout_server.engines.vllm import engine_arguments, environment_of, seed_of
 from rollout_server.fleet.out_of_memory import MemoryWatch, count_kills
 from rollout_server.fleet.worker_handle import WorkerDiedError
 
@@ -152,3 +153,35 @@ def test_the_users_options_come_last_on_either(on_cpus: bool) -> None:
 @pytest.mark.parametrize("on_cpus", [True, False])
 def test_log_probs_are_of_the_distribution_that_was_sampled_from_on_either(on_cpus: bool) -> None:
     assert arguments({}, on_cpus=on_cpus)["logprobs_mode"] == "processed_logprobs"
+
+
+def test_every_worker_and_every_replacement_samples_with_another_seed() -> None:
+    seeds = {worker: seed_of(42, worker) for worker in ("worker-0", "worker-1", "worker-0.1", "b-worker-0")}
+    assert len(set(seeds.values())) == 4
+    assert all(0 <= seed < 2**32 for seed in seeds.values())
+    assert seeds["worker-0"] == seed_of(42, "worker-0") != seed_of(43, "worker-0")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 100}])
+def test_the_canary_has_a_seat_that_responses_do_not_take(options: dict[str, Any]) -> None:
+    told = arguments(options, on_cpus=False)
+    assert told["scheduling_policy"] == "priority"
+    assert told["max_num_seqs"] == told["max_num_active_seqs"] + 1 == options.get("max_num_seqs", 256) + 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "fits"),
+    [
+        ({}, 1, True),
+        ({}, 0.5, True),
+        ({}, 2, False),
+        ({"tensor_parallel_size": 4}, 4, True),
+        ({"tensor_parallel_size": 4}, 1, False),
+        ({"tensor_parallel_size": 2}, 0.5, False),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4, True),
+    ],
+)
+def test_the_ranks_of_an_engine_are_its_workers_gpus(sizes: dict[str, int], gpus: float, fits: bool) -> None:
+    rollout = RolloutConfig(engine_options=sizes, worker_resources={"GPU": gpus})
+    assert (parallelism_problem(rollout) == "") is fits
+    assert parallelism_problem(RolloutConfig(engine_options=sizes, worker_resources={"CPU": 1})) == ""
