@@ -119,6 +119,8 @@ class Learner:
         with watch.phase("checkpoint"):
             if self.world.leads:
                 self.records.make_durable(range(self.checkpoints.newest + 1, step + 1))
+            snapshot = self.buffer.snapshot()
+            self.world.meet()  # the collectives below have a shorter deadline than the snapshot
             self.checkpoints.save(
                 step,
                 policy=self.policy,
@@ -126,7 +128,7 @@ class Learner:
                 memory=self.updater.memory,
                 parts=self.updater.parts,
                 publisher=self.publisher,
-                buffer_snapshot=self.buffer.snapshot(),
+                buffer_snapshot=snapshot,
             )
         if self.world.leads:
             self.records.forget_batches(self.checkpoints.oldest_kept)

@@ -94,7 +94,7 @@ def train(flags: Flags) -> None:
     torch.set_num_threads(config.learner.num_threads)
     stop = StopFlag()
     stop.install()
-    world = join(config.learner.num_ranks, pick_device(config.learner.device), collective_timeout_s(config))
+    world = join(config.learner, pick_device(config.learner.device), longest_wait_s(config))
     finished = False
     try:
         with ExitStack() as held:
@@ -107,7 +107,7 @@ def train(flags: Flags) -> None:
         _end_as_asked(flags, str(reason))
     except RuntimeError as error:
         cause = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
-        cause = cause or lost_rank(error, world.rank)
+        cause = cause or lost_rank(error, world.rank, None if stop.asked else world.roll_call)
         if cause is None:
             raise
         if not (stop.asked and isinstance(cause, RankLostError)):
@@ -123,8 +123,8 @@ def _end_as_asked(flags: Flags, reason: str) -> None:
         sys.exit(ASKED)
 
 
-def collective_timeout_s(config: Config) -> float:
-    """Timeout of collectives in seconds: how long rank 0 may keep the others waiting under the configured timeouts.
+def longest_wait_s(config: Config) -> float:
+    """How long rank 0 may keep the others waiting under the configured timeouts, in seconds.
 
     At startup rank 0 waits for the buffer (again after a restore) and for the first worker, and publishes; later it
     waits for a batch or a weight update.

@@ -50,6 +50,12 @@ class LearnerConfig(Frozen):
     """Number of tokens whose logits are materialized at a time."""
     num_ranks: int = Field(1, ge=1)
     """Learner processes (FSDP2)."""
+    shard_ranks: int | None = Field(None, ge=1)
+    """Ranks that shard one copy of weights, gradients and moments; further ranks hold replicas (HSDP). With the number
+    of GPUs of a node, only gradients of shards travel between nodes; null: all ranks."""
+    collective_timeout_min: float = Field(10.0, gt=0, le=MAX_SECONDS / 60)
+    """Minutes after which a collective of a pass fails because a rank is lost. Waits for a batch, for weights or for a
+    checkpoint do not count."""
     num_threads: int = Field(1, ge=1)
     """CPU threads per rank."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

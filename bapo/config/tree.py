@@ -268,6 +268,11 @@ class Config(Frozen):
                 f"learner.num_ranks = {self.learner.num_ranks} is more than learner.minibatch_size = "
                 f"{self.learner.minibatch_size}: some ranks would never have a group; use fewer ranks"
             )
+        if self.learner.num_ranks % (self.learner.shard_ranks or 1):
+            raise ValueError(
+                f"learner.num_ranks = {self.learner.num_ranks} is not a multiple of learner.shard_ranks = "
+                f"{self.learner.shard_ranks}, the ranks of one replica"
+            )
         for split, own in self.evaluation.splits.items():
             if (own.max_response_tokens or 0) > self.rollout.max_response_tokens:
                 raise ValueError(

@@ -35,7 +35,9 @@ def is_spread(world: World, dtype: torch.dtype) -> bool:
 def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -> None:
     """Shard the parameters over the ranks with FSDP2: one unit per decoder layer, embeddings and head, and the rest.
 
-    FSDP averages gradients over ranks, so the loss of each rank is multiplied by `world.size`.
+    With a mesh of two dimensions, each replica shards them over its own ranks (HSDP).
+
+    FSDP averages gradients over all ranks, so the loss of each rank is multiplied by `world.size`.
 
     Args:
         module: has a transformers model as `.model`, and optionally `float32_parts`: modules that compute in float32.
@@ -45,7 +47,7 @@ def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -
     if not is_spread(world, dtype):
         return
     _init_single_process_group(world)
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    mesh = world.mesh or init_device_mesh(world.device.type, (world.size,))
     layers = decoder_layers(module)
     if not layers:
         log.warning("no decoder layers found in %s: FSDP gathers the whole model at once", type(module.model).__name__)

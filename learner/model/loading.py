@@ -48,11 +48,11 @@ def load_module(
     Raises: ConfigError on every rank if `read` or `check` fails on rank 0.
     """
     if not is_spread(world, dtype):
-        module = _ready(read().to(world.device))
+        module = _ready(read().to(world.device), layers)
         check(module)
         prepare_layers(module, layers)
         return module.requires_grad_(False) if frozen else module
-    source = _read_on_leader(read, check, world)
+    source = _read_on_leader(lambda: _ready(read(), layers), check, world)
     with torch.device("meta"):
         module = build()
     if frozen:
@@ -62,11 +62,12 @@ def load_module(
     shard(module, world, dtype)
     module.to_empty(device=world.device)
     _fill(module, source, world)
-    return _ready(module)
+    return _ready(module, layers)
 
 
-def _ready(module: Module) -> Module:
-    use_onednn(module.get_submodule("model"))
+def _ready(module: Module, layers: LayerOptions) -> Module:
+    if not layers.compiled:  # Inductor chooses the products itself, and cannot compile this one
+        use_onednn(module.get_submodule("model"))
     return module.eval()
 
 
@@ -76,7 +77,7 @@ def _read_on_leader(read: Callable[[], Module], check: Callable[[Module], None],
     tensors: dict[str, Tensor] = {}
     if world.leads:
         try:
-            source = _ready(read())
+            source = read()
             check(source)
             tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
         except ConfigError as error:

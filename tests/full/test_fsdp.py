@@ -33,18 +33,27 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
     np.testing.assert_allclose(alone, want[4:], rtol=2e-4, atol=1e-4)
 
 
-def test_four_ranks_give_the_losses_gradients_and_weights_of_one(tmp_path: Path) -> None:
-    """With a head of its own, which is gathered for itself."""
-    one, four, model = tmp_path / "one", tmp_path / "four", tmp_path / "model"
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[list[float]]]:
+    """A model with a head of its own, which is gathered for itself; and a run of one rank."""
+    model, run = tmp_path_factory.mktemp("untied"), tmp_path_factory.mktemp("one")
     write_tiny_model(model, tie=False)
-    [want] = run_ranks(model, one, 1, 1, 2, minibatch_size=4)
-    found = run_ranks(model, four, 4, 1, 2, minibatch_size=4)
+    return model, run, run_ranks(model, run, 1, 1, 2, minibatch_size=4)[0]
+
+
+@pytest.mark.parametrize("shard_ranks", [4, 2], ids=["sharded over four", "two replicas of two"])
+def test_four_ranks_give_the_losses_gradients_and_weights_of_one(
+    untied: tuple[Path, Path, list[list[float]]], shard_ranks: int, tmp_path: Path
+) -> None:
+    model, one, want = untied
+    found = run_ranks(model, tmp_path, 4, 1, 2, minibatch_size=4, shard_ranks=shard_ranks)
     assert all(rank == found[0] for rank in found), "every rank reports the numbers of all"
     assert_same_numbers(found[0], want)
-    mine, theirs = (load_file(run / "weights" / "version-000003.safetensors") for run in (four, one))
-    assert mine.keys() == theirs.keys()
-    for name, values in mine.items():
-        np.testing.assert_allclose(values, theirs[name], rtol=0, atol=5e-4, err_msg=name)
+    for file in ("weights/version-000003.safetensors", "checkpoints/step-000002/optimizer.safetensors"):
+        mine, theirs = load_file(tmp_path / file), load_file(one / file)
+        assert mine.keys() == theirs.keys()
+        for name, values in mine.items():
+            np.testing.assert_allclose(values, theirs[name], rtol=0, atol=5e-4, err_msg=name)
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)

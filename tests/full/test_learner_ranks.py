@@ -14,6 +14,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support import learner_process
 from tests.support.learner_peers import Peers
 from tests.support.learner_process import environment_of_no_rank, make_run
+from tests.support.spawn_ranks import spawn_ranks
 
 TIMEOUT_S = 240.0
 
@@ -43,8 +44,14 @@ def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers:
     finally:
         code, log = end_of(ranks[1 - killed])
     assert code == 6, log
-    assert f"RankLostError: rank {1 - killed} lost another rank of the learner" in log
+    assert f"RankLostError: rank {1 - killed} lost rank {killed} of the learner" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("how", ["exits", "hangs"])
+def test_the_other_ranks_name_the_lost_one_also_if_only_the_deadline_reveals_it(how: str) -> None:
+    *found, _ = spawn_ranks("lost_rank", [how], 3)
+    assert [text.partition(" of the learner")[0] for text in found] == ["rank 0 lost rank 2", "rank 1 lost rank 2"]
 
 
 def listened(process: subprocess.Popen[str]) -> set[str]:

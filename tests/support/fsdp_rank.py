@@ -1,6 +1,6 @@
 """One rank of a learner with fake neighbours: run as a process by `test_fsdp.py`, as torchrun would.
 
-    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP MINIBATCH_SIZE
+    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP MINIBATCH_SIZE SHARD_RANKS
 
 Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
 directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint.
@@ -22,7 +22,7 @@ from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, ma
 METER_FILE = "meter.json"
 
 
-def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int) -> Config:
+def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int, shard_ranks: int) -> Config:
     """Small budgets, so that every mini-batch has several micro-batches on each rank, and uneven ones."""
     return learner_config(
         model,
@@ -32,6 +32,7 @@ def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int) -
             "lr": 1e-3,
             "microbatch_tokens": 80,
             "minibatch_size": minibatch_size,
+            "shard_ranks": shard_ranks,
         },
         loss={"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01},
     )
@@ -42,9 +43,11 @@ def batch_of(step: int) -> Batch:
     return random_batch(num_groups=1 if step == 2 else 7, step=step)
 
 
-def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str, minibatch_size: str) -> None:
-    config = config_of(model, int(num_ranks), int(last_step), int(minibatch_size))
-    world = join(config.learner.num_ranks, CPU, 60.0)
+def main(
+    model: str, run: str, num_ranks: str, first_step: str, last_step: str, minibatch_size: str, shard_ranks: str
+) -> None:
+    config = config_of(model, int(num_ranks), int(last_step), int(minibatch_size), int(shard_ranks))
+    world = join(config.learner, CPU, 60.0)
     resumes = int(first_step) > 1
     checkpoint = newest_checkpoint(Path(run) / "checkpoints") if resumes else None
     learner = make_test_learner(
@@ -56,6 +59,10 @@ def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str, 
         resume=resumes,
         world=world,
     )
+    if world.size > 1:
+        replicas = world.size // int(shard_ranks)
+        placement = next(learner.policy.parameters()).placements  # type: ignore[attr-defined]
+        assert [part.is_shard() for part in placement] == ([False, True] if replicas > 1 else [True])
     if checkpoint:
         load_state(learner, checkpoint)
         republish(learner, checkpoint)

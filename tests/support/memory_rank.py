@@ -106,7 +106,7 @@ def main(model: str, run: str, num_ranks: str, sections: str) -> None:
     overrides: dict[str, dict[str, Any]] = json.loads(sections)
     learner_section = {"num_ranks": int(num_ranks), "microbatch_tokens": 80, **overrides.pop("learner", {})}
     config = learner_config(model, run={"num_steps": 3}, learner=learner_section, **overrides)
-    world = join(config.learner.num_ranks, CPU, 60.0)
+    world = join(config.learner, CPU, 60.0)
     assert loading.scatter_like is sharding.scatter_like
     losses: list[list[float]] = []
     try:

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bapo.config.layers import preset_names
+from bapo.config.learner import LearnerConfig
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.core.types import Batch
@@ -84,7 +85,7 @@ def main(model_path: str, run: str, num_ranks: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)  # its log-probs are alpha's
     batches = [mixed_batch(model, step) for step in (1, 2)]
     found = {}
-    world = join(int(num_ranks), CPU, 60.0)
+    world = join(LearnerConfig(num_ranks=int(num_ranks)), CPU, 60.0)
     for method, sections in METHODS.items():
         config = learner_config(model_path, **sections, learner=learner)
         found[method] = numbers_of(config, world, Path(run), batches)

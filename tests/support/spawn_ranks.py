@@ -18,10 +18,18 @@ TIMEOUT_S = 600
 
 
 def run_ranks(
-    model: Path, run: Path, num_ranks: int, first: int, last: int, minibatch_size: int = 3
+    model: Path,
+    run: Path,
+    num_ranks: int,
+    first: int,
+    last: int,
+    *,
+    minibatch_size: int = 3,
+    shard_ranks: int | None = None,
 ) -> list[list[list[float]]]:
     """Losses and gradient norms of every mini-batch, per rank."""
-    arguments = [str(argument) for argument in (model, run, num_ranks, first, last, minibatch_size)]
+    given = (model, run, num_ranks, first, last, minibatch_size, shard_ranks or num_ranks)
+    arguments = [str(argument) for argument in given]
     return spawn_ranks("fsdp_rank", arguments, num_ranks)
 
 

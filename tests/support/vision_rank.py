@@ -51,7 +51,7 @@ def main(model: str, num_ranks: str) -> None:
     pictures = Pictures()
     batch = make_batch(groups=[group_of(number, vision, pictures) for number in range(7)])
     config = learner_config(model, learner={"num_ranks": int(num_ranks), "microbatch_tokens": 80, "minibatch_size": 4})
-    world = join(config.learner.num_ranks, CPU, 60.0)
+    world = join(config.learner, CPU, 60.0)
     with tempfile.TemporaryDirectory() as folder:
         updater = Updater(
             config=config,
