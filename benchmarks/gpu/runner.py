@@ -48,6 +48,12 @@ class Item:
 
 
 MODELS = ("0.6B", "1.7B", "4B", "8B")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "kept": {"gradient_checkpointing": False},
+    "budget": {"activation_gib": 16.0},
+    "compiled": {"compile": True},
+}
+"""Settings of the learner to compare with the defaults."""
 
 
 def items(size: str) -> list[Item]:
@@ -57,9 +63,12 @@ def items(size: str) -> list[Item]:
     return [
         *_fixed(tiny=False),
         *(item for model in MODELS for item in _of_model(model, tiny=False)),
-        Item(
-            name="update-1.7B-kept", stage="learner", limit_s=180, action=HERE + "learner:update",
-            options={"model": "1.7B", "learner": {"gradient_checkpointing": False}},
+        *(
+            Item(
+                name=f"update-1.7B-{name}", stage="learner", limit_s=300, action=HERE + "learner:update",
+                options={"model": "1.7B", "learner": learner},
+            )
+            for name, learner in VARIANTS.items()
         ),
         *_whole(tiny=False),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from bapo.core.codec import pack_batch
 from bapo.core.errors import DivergenceError, StorageError
 from bapo.core.types import Batch
 from bapo.runtime.run_directory.layout import RunDirectory
-from learner.batch.packing import Int64s, MicroBatch, PassCost, microbatches_of
+from learner.batch.packing import TOKENS_ONLY, Int64s, MicroBatch, PassCost, microbatches_of
 from learner.distributed.sharding import whole
 from learner.distributed.world import World
 from learner.update.step_state import StepInputs
@@ -22,7 +22,7 @@ from learner.update.step_state import StepInputs
 class Passes:
     """Runs passes of this rank; used for policy, reference and critic."""
 
-    def __init__(self, world: World, budget: int, run_path: Path, cost: PassCost) -> None:
+    def __init__(self, world: World, budget: int, run_path: Path, cost: PassCost = TOKENS_ONLY) -> None:
         """
         Args:
             budget: packed tokens per pass.
