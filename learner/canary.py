@@ -51,8 +51,7 @@ def canary_tokens(config: Config, known: Sequence[int]) -> tuple[int, ...]:
 def _of_the_task(config: Config, known: frozenset[int]) -> list[int]:
     """Raises: BapoError, OSError, ValueError."""
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-    prompt = task.prompts("train")[0]
-    text = written(prompt) + (task.gold(prompt) or "")
+    text = "".join(written(prompt) + (task.gold(prompt) or "") for prompt in task.prompts("train")[:1])
     encoded = AutoTokenizer.from_pretrained(config.model.path).encode(text)
     return [token for token in encoded if token in known]
 
