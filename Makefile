@@ -43,7 +43,7 @@ test: setup ## what everybody runs: at most 8 minutes on two idle cores; says wh
 # torchvision in a folder of its own: it is optional, and `make test` shows that everything else works without it.
 test-full: setup ## what `make test` leaves out, at most 25 minutes; OPTIONS="--stop-after SECONDS --since COMMIT"
 	@test -d .vision || $(BIN)/python -m pip install --quiet --no-deps --target .vision -r requirements/vision.txt
-	PYTHONPATH=.vision $(PYTEST) tests/full $(OPTIONS)
+	PYTHONPATH=$(CURDIR)/.vision $(PYTEST) tests/full $(OPTIONS)
 
 # Without `setup`: a machine without network has its own Python, and what `benchmarks.gpu unpack` has installed.
 GPU_PYTHON := PYTHONPATH=$(wildcard .gpu/site) $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
