@@ -14,6 +14,7 @@ import numpy as np
 
 from bapo.config.tree import Config
 from bapo.runtime.machine import vllm_build
+from bapo.runtime.torchvision_build import complete_torchvision
 from bapo.tasks.registry import load_task
 from benchmarks.gpu.findings import Findings, SkippedError
 from benchmarks.gpu.models import SHAPES, dtype_of, world_of, write_model
@@ -31,7 +32,8 @@ def engine(findings: Findings, device: str, *, model: str, tiny: bool) -> None:
     """Two versions of random weights: start with the first, update to the second while responses are in flight."""
     if vllm_build() is None:
         raise SkippedError("vLLM is not installed")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as learner:  # process groups of its own
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=complete_torchvision) as learner:  # process groups of its own
         _measure(findings, learner, device, model, tiny=tiny)
 
 
