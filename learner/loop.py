@@ -10,7 +10,7 @@
     alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
 
 The loop is independent of the algorithm: the buffer service decides which groups are in D_t.
-Waits for: the acknowledgement of new weights by the workers, and the batch.
+Waits for: the acknowledgement of new weights by the workers (the last ones, if workers sample ahead), and the batch.
 Unblocked by: the rollout server, and the groups that workers push.
 """
 
@@ -70,11 +70,14 @@ class Learner:
         for step in range(first_step, num_steps + 1):
             self.run_step(step)
         self.publisher.publish(num_steps + 1)
+        with self.stop.waiting():
+            self.publisher.wait()
         self.buffer.report_progress(Progress(step=num_steps + 1, policy_version=num_steps + 1))
 
     def run_step(self, step: int) -> None:
         """One iteration of the loop."""
         self.buffer.stop_together()
+        self.publisher.check()
         watch = Stopwatch()
         with watch.phase("step"):
             if self.config.cadence.is_sync_step(step):
@@ -102,6 +105,7 @@ class Learner:
 
         def on_wait(reason: str) -> None:
             log.info("step %d waiting for its batch: %s", step, reason)
+            self.publisher.check()
             # Report again: a Redis that restarted without its last second of writes may not know the step, and the
             # scheduler would request nothing.
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
@@ -117,6 +121,8 @@ class Learner:
         """Save everything that step + 1 needs."""
         watch = Stopwatch()
         with watch.phase("checkpoint"):
+            with self.stop.waiting():
+                self.publisher.wait()  # the checkpoint links the file of the workers' weights
             if self.world.leads:
                 self.records.make_durable(range(self.checkpoints.newest + 1, step + 1))
             snapshot = self.buffer.snapshot()
@@ -154,7 +160,7 @@ class Learner:
         self.records.append_metrics(row)
         if self.token_records is not None:
             self.token_records.put(batch, report.tokens, report.advantage_M)
-        show(self.telemetry, batch, row, report.diagnosis, self.publisher.seconds if row["sync_s"] else {})
+        show(self.telemetry, batch, row, report.diagnosis, self.publisher.take_seconds())
         self.prompts.count(batch.results)
         log_step(row, self.config)
         if alarm:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bapo.core.types import Group, GroupResult, Progress, WeightUpdate
+from bapo.core.types import Group, GroupResult, Progress, WeightTransfer, WeightUpdate
+from bapo.transport.rollout_client import WorkerStatus
 
 
 class Buffer(Protocol):
@@ -62,6 +63,14 @@ class Fleet(Protocol):
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
         """Returns once all workers sample with these weights: worker id -> seconds."""
+        ...
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """All workers."""
+        ...
+
+    def transfer_weights(self, transfer: WeightTransfer, *, timeout_s: float) -> dict[str, float]:
+        """Have workers receive weights while the learner sends them: worker id -> seconds."""
         ...
 
 

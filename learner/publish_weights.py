@@ -1,7 +1,13 @@
 """The learner's side of a weight update: pi_theta_t becomes the rollout policy alpha (algorithm 1, line 4).
 
-    gather (all ranks) --> file (temporary name, then rename) --> digest and canary --> fleet: every worker loads,
-    checks and acknowledges
+    all ranks: canary, gather --> host copy --> [ thread: file (temporary name, then rename) --> digest --> fleet:
+                                                  every worker loads, checks and acknowledges ]
+
+With `cadence.max_steps_ahead` >= 1 no batch of this step needs the new weights, so training continues while the thread
+runs; the next update and the next checkpoint wait for it. With 0, and for the first version, the learner waits.
+
+On GPUs the workers receive the weights while they are gathered (`transfer_weights.py`). The file of that version
+follows: for workers that start later, and for those that did not receive it.
 
 The file is a safetensors file with Hugging Face parameter names in the engines' dtype, in `RUN/weights`. The two newest
 files are kept: the one that workers sample with, and the one that a worker may still be reading.
@@ -9,9 +15,9 @@ files are kept: the one that workers sample with, and the one that a worker may 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +28,7 @@ from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.core.types import Canary, WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.files import storing
 from learner.canary import canary_tokens, make_canary
 from learner.diagnostics.step_report import Stopwatch
@@ -29,10 +36,13 @@ from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World
 from learner.model.policy import Policy
 from learner.protocols import Fleet
+from learner.transfer_weights import WeightSender, in_order, make_sender
 
 log = logging.getLogger(__name__)
 
 NUM_FILES = 2
+CLOSE_S = 60.0
+"""Longest wait for a file that is being written when the learner stops."""
 FILE_MODE = 0o644
 """safetensors creates files that only their owner can read; workers may run as another user."""
 
@@ -43,10 +53,15 @@ def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
 
     Collective.
     """
+    return gather(weights_of(policy), dtype)
+
+
+def weights_of(policy: Policy) -> dict[str, Tensor]:
+    """All parameters and persistent buffers, sharded."""
     reshard(policy)
     saved = policy.model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in policy.model.named_buffers() if name in saved)
-    return gather({**dict(policy.model.named_parameters()), **dict(buffers)}, dtype)
+    return {name: tensor.detach() for name, tensor in (*policy.model.named_parameters(), *buffers)}
 
 
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
@@ -59,12 +74,6 @@ def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def digest_of(path: Path) -> str:
-    """sha256 of a file, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class WeightPublisher:
@@ -81,31 +90,71 @@ class WeightPublisher:
         self._fleet = fleet
         self._rollback = rollback
         self._canary_tokens = canary_tokens(config, policy.sampled_tokens)
+        self._sender = None if fleet is None else make_sender(config, fleet, policy.device)
+        self._copy: dict[str, Tensor] = {}
+        """Host copy of the weights, which the thread reads."""
+        self._thread: threading.Thread | None = None
+        self._writing = threading.Lock()
+        self._received = threading.Event()
+        self._error: Exception | None = None
+        self._finished: dict[str, float] = {}
         self.version = 0
-        """Last published version; 0 before the first."""
+        """Last version whose publication began, also if workers do not have it yet; 0 before the first."""
         self.newest: WeightUpdate | None = None
-        """The update message of that version; only on rank 0."""
-        self.seconds: Mapping[str, float] = {}
-        """Phases of the last update: gather, write, send (until all workers sample with it)."""
+        """The update message of the last version that the workers have; only on rank 0."""
 
     def publish(self, version: int) -> None:
-        """alpha <- the current policy. Returns once every worker samples with it or is being replaced.
+        """alpha <- the current policy. Returns once every worker samples with it or is being replaced; with
+        `max_steps_ahead` >= 1 as soon as the weights are copied.
 
-        Collective. Raises: StorageError; errors of the fleet.
+        Collective. Raises: StorageError or errors of the fleet, of this update or of the one before.
         """
+        self.wait()
         watch = Stopwatch()
         with watch.phase("gather"):
-            tensors = gather_weights(self._policy, getattr(torch, self._config.model.dtype))
             canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
+            dtype: torch.dtype = getattr(torch, self._config.model.dtype)
+            tensors = in_order(weights_of(self._policy), dtype)
+            # A transfer knows no rollback.
+            sender = None if self._rollback else self._sender
+            if sender is None:
+                gather(tensors, dtype, self._copy)
+            else:
+                sender.begin(version, canary, tensors, dtype)
+                gather(tensors, dtype, self._copy, sender.add)
+                sender.end()
+        is_first, self.version = self.version == 0, version
         if self._world.leads:
-            path = self._path(version)
-            with watch.phase("write"), storing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_weights(tensors, path)
-            with watch.phase("send"):
-                self._send(version, path, canary)
-            log.info("published version=%d %s", version, " ".join(f"{k}_s={v:.3f}" for k, v in watch.seconds.items()))
-        self.version, self.seconds = version, watch.seconds
+            self._received.clear()
+            arguments = (version, canary, watch, sender)
+            self._thread = threading.Thread(target=self._deliver, args=arguments, name="publish", daemon=True)
+            self._thread.start()
+            if is_first or self._config.cadence.max_steps_ahead == 0:
+                self._received.wait()
+                self.check()
+
+    def wait(self) -> None:
+        """Wait until the workers have the last version, and its file is announced. Raises: as `publish`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises: the error of the update in progress, if it has failed."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Finish a file that is being written, and begin no other; the workers may not get it."""
+        # A daemon thread must not return from native code while the interpreter exits.
+        self._writing.acquire(timeout=CLOSE_S)
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """Phases of the update that has finished since the last call: gather, transfer, write, digest, send (until all
+        workers sample with it); empty without one."""
+        finished, self._finished = self._finished, {}
+        return finished
 
     def publish_again(self, version: int, saved: Path, canary: Canary) -> None:
         """alpha <- the weights in a checkpoint, so that a resumed run continues with the same rollout policy.
@@ -117,25 +166,48 @@ class WeightPublisher:
             with storing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 link(saved, path)
-            self._send(version, path, canary)
+            self._send(self._update(version, path, canary))
             log.info("republished version=%d", version)
         self.version = version
 
-    def _send(self, version: int, path: Path, canary: Canary) -> None:
-        assert self._fleet is not None, "rank 0 has a fleet"
-        update = WeightUpdate(
-            version=version,
-            path=str(path.resolve()),
-            digest=digest_of(path),
-            num_bytes=path.stat().st_size,
-            canary=canary,
+    def _deliver(self, version: int, canary: Canary, watch: Stopwatch, sender: WeightSender | None) -> None:
+        try:
+            if sender is not None:
+                with watch.phase("transfer"):
+                    if sender.finish():
+                        self._received.set()
+            path = self._path(version)
+            with self._writing:
+                with watch.phase("write"), storing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_weights(self._copy, path)
+                with watch.phase("digest"):
+                    update = self._update(version, path, canary)
+            with watch.phase("send"):
+                self._send(update)
+        except Exception as error:  # noqa: BLE001 - raised in the main thread
+            self._error = error
+        else:
+            self._finished = watch.seconds
+            log.info("published version=%d %s", version, " ".join(f"{k}_s={v:.3f}" for k, v in watch.seconds.items()))
+        finally:
+            self._received.set()
+
+    def _update(self, version: int, path: Path, canary: Canary) -> WeightUpdate:
+        with storing(path):
+            digest, num_bytes = digest_of(path), path.stat().st_size
+        return WeightUpdate(
+            version=version, path=str(path.resolve()), digest=digest, num_bytes=num_bytes, canary=canary
         )
+
+    def _send(self, update: WeightUpdate) -> None:
+        assert self._fleet is not None, "rank 0 has a fleet"
         timeout_s = self._config.rollout.sync_timeout_s
         seconds = self._fleet.update_weights(update, timeout_s=timeout_s, rollback=self._rollback)
-        log.debug("version=%d workers=%s", version, seconds)
+        log.debug("version=%d workers=%s", update.version, seconds)
         self._rollback = False
         self.newest = update
-        self._prune(version)
+        self._prune(update.version)
 
     def _prune(self, version: int) -> None:
         """Keep the newest files up to `version`; delete later versions that a rollback has undone."""

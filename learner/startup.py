@@ -159,6 +159,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
     try:
         learner.run(checkpoint.state.step + 1 if checkpoint else 1)
     finally:
+        learner.publisher.close()
         if learner.token_records is not None:
             learner.token_records.close()
     log.info("finished %d steps", flags.config.run.num_steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -24,7 +24,7 @@ from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.images import ImageFiles
 from bapo.transport.http_guard import HttpGuard, Permissions, allow, error_answer, named_error
-from bapo.transport.rollout_client import PIECE_BYTES, weight_update_from_map
+from bapo.transport.rollout_client import PIECE_BYTES, weight_transfer_from_map, weight_update_from_map
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightRelay
 
@@ -32,6 +32,7 @@ ROUTES = (
     allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
     allow("PUT", "/workers"),
     allow("POST", "/weights", Role.LEARNER),
+    allow("POST", "/weights/transfer", Role.LEARNER),
     allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
     allow("GET", "/weights/files/{digest}", Role.WORKER),
     allow("GET", "/images/{digest}", Role.WORKER),
@@ -66,9 +67,20 @@ class WeightUpdateBody(Body):
 
     version: int = Field(ge=0)
     path: str
-    digest: str = Field(description="sha256 of the file, hex")
+    digest: str = Field(description="of the file: bapo.runtime.file_digest")
     num_bytes: int = Field(ge=0)
     canary: CanaryBody
+
+
+class WeightTransferBody(Body):
+    """New weights that the learner sends to the engines of these workers now."""
+
+    version: int = Field(ge=0)
+    canary: CanaryBody
+    backend: Literal["nccl", "ipc"]
+    workers: dict[str, Annotated[int, Field(ge=1)]] = Field(description="worker id -> first rank of its engine")
+    init_info: dict[str, Any] = Field(description="of vLLM's weight transfer engine")
+    update_info: dict[str, Any] = Field(description="of vLLM's weight transfer engine")
 
 
 def create_app(
@@ -106,6 +118,11 @@ def create_app(
         """Publish weights; returns once every worker samples with them or is being restarted."""
         update = weight_update_from_map(body.model_dump())
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
+
+    @app.post("/weights/transfer")
+    def transfer_weights(body: WeightTransferBody) -> dict[str, Any]:
+        """Receive weights from the learner's GPU; returns once these workers have them or are being restarted."""
+        return {"seconds": fleet.transfer_weights(weight_transfer_from_map(body.model_dump()))}
 
     _add_weight_files(app, store)
     _add_images(app, images)

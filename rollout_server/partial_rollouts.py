@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -336,6 +337,14 @@ class SegmentedEngine:
     def load_weights(self, path: str, version: int) -> None:
         """As of the engine; paused groups continue with the new weights."""
         self._engine.load_weights(path, version)
+
+    def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
+        """As of the engine."""
+        self._engine.join_transfer(backend, init_info)
+
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+        """As `load_weights`."""
+        self._engine.receive_weights(update_info, version)
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
         """As of the engine."""

@@ -15,16 +15,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ContractError, UnavailableError, WeightsAbsentError
 from bapo.core.token_arrays import Int32s
-from bapo.core.types import Prompt, RolloutRequest, WeightUpdate
+from bapo.core.types import Canary, Prompt, RolloutRequest, WeightTransfer, WeightUpdate
 from bapo.runtime.vision import ReadImage
 from bapo.tasks.base import HasImages
 from bapo.tasks.registry import load_task
@@ -112,6 +112,8 @@ class Worker:
         """Monotonic time of the first failed call since the last success; None if there is none."""
         self._update_digest = ""
         self._agreement = Agreement()
+        self._transferred: Canary | None = None
+        """Of the weights that the learner has sent; their file, with the same canary, is not loaded."""
 
     def load(self) -> None:
         """Create the engine and the graders, and check prompts against the tokenizer. Takes up to a minute.
@@ -157,7 +159,9 @@ class Worker:
         Raises: WeightsAbsentError if the file is no longer there; WeightMismatchError, or any other error of the
             update, after which the worker has failed.
         """
-        if (update.digest, update.version) == (self._update_digest, self._sampler.policy_version):
+        is_loaded = update.digest == self._update_digest or update.canary == self._transferred
+        if is_loaded and update.version == self._sampler.policy_version:
+            self._update_digest = update.digest
             return 0.0
         began = time.monotonic()
         try:
@@ -168,7 +172,25 @@ class Worker:
         except BaseException as error:  # re-raised; after half an update it must not sample
             self.died(error)
             raise
-        self._update_digest = update.digest
+        self._update_digest, self._transferred = update.digest, None
+        return time.monotonic() - began
+
+    def transfer_weights(self, transfer: WeightTransfer) -> float | None:
+        """Receive weights from the learner's GPU between two engine steps.
+
+        Returns: seconds until the engine has verified them; None if it declined, and samples with its old weights.
+        Raises: as `update_weights`.
+        """
+        began = time.monotonic()
+        init_info = {**transfer.init_info, "rank_offset": transfer.workers[self.worker_id]}
+        if not self._sampler.call(lambda engine: _has_joined(engine, transfer.backend, init_info)).result():
+            return None
+        try:
+            self._sampler.call(lambda engine: load_verified(engine, transfer, self._agreement)).result()
+        except BaseException as error:  # re-raised; after half an update it must not sample
+            self.died(error)
+            raise
+        self._update_digest, self._transferred = "", transfer.canary
         return time.monotonic() - began
 
     def report(self) -> WorkerReport:
@@ -337,6 +359,15 @@ class Worker:
         thread = guarded_thread(name, run, self.died)
         self._threads.append(thread)
         thread.start()
+
+
+def _has_joined(engine: Engine, backend: str, init_info: Mapping[str, Any]) -> bool:
+    try:
+        engine.join_transfer(backend, init_info)
+    except Exception as error:  # noqa: BLE001 - engines raise anything; the weights are as they were
+        log.warning("the engine declines weights by %s: %s", backend, error)
+        return False
+    return True
 
 
 def _prompts_to_check(config: Config) -> tuple[list[Prompt], ReadImage]:

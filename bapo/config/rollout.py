@@ -61,6 +61,10 @@ class RolloutConfig(Frozen):
     (docs/cluster.md)."""
     port: int = Field(8710, ge=0, le=65535)
     """Port of the control API; 0: a free port."""
+    weight_transfer: Literal["auto", "nccl", "ipc", "file"] = "auto"
+    """How workers get new weights. nccl: broadcast from GPU to GPU; ipc: read on the GPU that they share with a learner
+    of one rank; file: read from RUN/weights, or over HTTP. After a failure, and for workers that have just started:
+    file. auto: file without a CUDA learner, ipc or file if workers may share its GPUs, else nccl."""
     sync_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
     """Seconds after which a worker that has not loaded new weights is restarted."""
     start_timeout_s: float = Field(300.0, gt=0, le=MAX_SECONDS)

@@ -428,8 +428,27 @@ class WeightUpdate:
     version: int
     path: str
     digest: str
-    """sha256 of the file, hex."""
+    """Of the file, hex (`bapo.runtime.file_digest`)."""
     num_bytes: int
     canary: Canary
     url: str = ""
     """URL of the rollout server, for hosts that cannot read `path`; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTransfer:
+    """The weights of one policy version, sent from the learner's GPU to a weight transfer engine of vLLM.
+
+    The file of this version follows as a `WeightUpdate` with the same canary.
+    """
+
+    version: int
+    canary: Canary
+    backend: Literal["nccl", "ipc"]
+    """vLLM's weight transfer engine."""
+    workers: Mapping[str, int]
+    """Receiving workers: id -> first rank of the engine in the learner's communicator, where the learner is rank 0."""
+    init_info: Mapping[str, Any]
+    """Joins the communicator; vLLM's argument without `rank_offset`. A worker that has these joins no second time."""
+    update_info: Mapping[str, Any]
+    """Names, dtypes and shapes of the tensors; vLLM's argument."""

@@ -5,30 +5,31 @@
     GET  /weights            {"version": newest version that was published, or null}
     PUT  /weights/files/..   a piece of a file that the server cannot read itself
     GET  /images/{digest}    an image of a prompt
+    POST /weights/transfer   WeightTransfer -> as POST /weights, while the learner sends to the workers' engines
     POST /weights            WeightUpdate -> {"seconds": {worker_id: s}}; with ?rollback=true also an older version
     GET  /readyz             200 when at least one worker samples
 
 Weight files between hosts without a shared directory travel in pieces, which are idempotent; an interrupted transfer
-continues where it ended, and a file is used when its sha256 is the announced one:
+continues where it ended, and a file is used when its digest is the announced one:
 
     learner --PUT /weights/files/{digest}?offset=O--> rollout server --GET ...?offset=O&length=L--> host of a worker
 """
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
-from bapo.core.types import WeightUpdate
+from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.runtime.auth.api_tokens import Token
+from bapo.runtime.file_digest import digest_of
 from bapo.transport.service_client import Answer, Body, ServiceClient
 
 
@@ -97,6 +98,16 @@ class RolloutClient:
             answer = announce()
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
+    def transfer_weights(self, transfer: WeightTransfer, *, timeout_s: float) -> dict[str, float]:
+        """Have these workers' engines receive weights that this process sends; called while it sends.
+
+        Returns: worker id -> seconds, of the workers that have verified them.
+        Raises: ContractError if other workers are ready than these, so that none receives; UnavailableError.
+        """
+        body = asdict(transfer)
+        answer = self._service.call("POST", "/weights/transfer", body=body, wait_s=timeout_s, retry_s=0.0)
+        return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
+
     def workers(self) -> list[WorkerStatus]:
         """All workers, including starting and dead ones."""
         return [worker_status_from_map(fields) for fields in self._service.call("GET", "/workers").json()["workers"]]
@@ -123,6 +134,17 @@ def weight_update_from_map(fields: Mapping[str, Any]) -> WeightUpdate:
         return _WEIGHT_UPDATE.validate_python(dict(fields))
     except ValidationError as error:
         raise ContractError(f"weight update is malformed: {error}") from error
+
+
+_WEIGHT_TRANSFER = TypeAdapter(WeightTransfer)
+
+
+def weight_transfer_from_map(fields: Mapping[str, Any]) -> WeightTransfer:
+    """Inverse of `asdict`. Raises: ContractError."""
+    try:
+        return _WEIGHT_TRANSFER.validate_python(dict(fields))
+    except ValidationError as error:
+        raise ContractError(f"weight transfer is malformed: {error}") from error
 
 
 def worker_status_from_map(fields: Mapping[str, Any]) -> WorkerStatus:
@@ -172,30 +194,17 @@ def fetch_file(server: Server, digest: str, num_bytes: int, target: Path) -> Non
     Raises: WeightMismatchError when the digest or size differs; the error of the server; OSError.
     """
     part = part_of(target)
-    with part.open("a+b") as file:
-        summed, had = _sum_of(file, num_bytes)
-        for offset in range(had, num_bytes, PIECE_BYTES):
+    with part.open("ab") as file:
+        if file.tell() > num_bytes:
+            file.truncate(0)
+        for offset in range(file.seek(0, os.SEEK_END), num_bytes, PIECE_BYTES):
             query = {"offset": str(offset), "length": str(min(PIECE_BYTES, num_bytes - offset))}
-            piece = server.call("GET", f"/weights/files/{digest}", query=query, wait_s=PIECE_S).body
-            summed.update(piece)
-            file.write(piece)
-    if summed.hexdigest() != digest or part.stat().st_size != num_bytes:
+            file.write(server.call("GET", f"/weights/files/{digest}", query=query, wait_s=PIECE_S).body)
+    if part.stat().st_size != num_bytes or digest_of(part) != digest:
         part.unlink()
-        raise WeightMismatchError(f"the file sent by the rollout server does not have sha256 {digest[:16]}...")
+        raise WeightMismatchError(f"the file sent by the rollout server does not have the digest {digest[:16]}...")
     os.replace(part, target)
 
 
 def part_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.part")
-
-
-def _sum_of(file: BinaryIO, num_bytes: int) -> tuple[hashlib._Hash, int]:
-    """sha256 and length of a partial download; one that is longer than the file is deleted."""
-    if file.seek(0, os.SEEK_END) > num_bytes:
-        file.truncate(0)
-    file.seek(0)
-    summed, had = hashlib.sha256(), 0
-    while piece := file.read(PIECE_BYTES):
-        summed.update(piece)
-        had += len(piece)
-    return summed, had

@@ -30,12 +30,16 @@ def weights(findings: Findings, device: str, *, model: str) -> None:
         start = time.perf_counter()
         learner.publisher.publish(version)
         blocked_s = time.perf_counter() - start
+        learner.publisher.wait()
+        total_s = time.perf_counter() - start
+        phases_s = learner.publisher.take_seconds()
     num_bytes = fleet.updates[-1].num_bytes
     findings.add(
-        publish_s=blocked_s,
-        publish_gb_s=num_bytes / blocked_s / 1e9,
+        publish_s=total_s,
+        publish_blocked_s=blocked_s,
+        publish_gb_s=num_bytes / total_s / 1e9,
         publish_gb=num_bytes / 1e9,
-        phases_s={name: round(value, 3) for name, value in learner.publisher.seconds.items()},
+        phases_s={name: round(value, 3) for name, value in phases_s.items()},
     )
     start = time.perf_counter()
     learner.save_checkpoint(1)

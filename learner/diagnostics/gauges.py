@@ -82,7 +82,7 @@ def show(
 
     Args:
         row: of metrics.jsonl.
-        sync_seconds: phases of this step's weight update; empty if there was none.
+        sync_seconds: phases of a weight update that has finished in this step; empty if there was none.
     """
     for name, key in OF_THE_ROW.items():
         telemetry.gauge(name).set(math.nan if row[key] is None else row[key])

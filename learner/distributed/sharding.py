@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -97,19 +97,35 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def gather(
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
+    into: dict[str, Tensor] | None = None,
+    visit: Callable[[Tensor], None] = lambda _: None,
+) -> dict[str, Tensor]:
     """Full tensors on the CPU of rank 0; empty on other ranks. Collective.
 
     Args:
-        dtype: of floating-point results; default: unchanged.
+        dtype: of floating-point results; default: unchanged. Shards are cast before they are gathered.
+        into: result of an earlier call, which is overwritten and returned; an empty one is filled. Its tensors never
+            share memory with `tensors`, and are page-locked if these are on a GPU.
+        visit: called on rank 0 with each full tensor on its device.
     """
     keeps = not dist.is_initialized() or dist.get_rank() == 0
-    found = {}
+    found: dict[str, Tensor] = {} if into is None else into
     for name, tensor in tensors.items():
-        full = whole(tensor)
+        full = whole(tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor)
         if keeps:
-            found[name] = full.to("cpu", dtype if full.is_floating_point() else None).contiguous()
+            visit(full)
+        if keeps and into is None:
+            found[name] = full.to("cpu").contiguous()
+        elif keeps:
+            if name not in found:
+                found[name] = torch.empty(full.shape, dtype=full.dtype, pin_memory=full.is_cuda)
+            found[name].copy_(full, non_blocking=True)
         del full  # before the next one is gathered
+    if into is not None and torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
     return found
 
 

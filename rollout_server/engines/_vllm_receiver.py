@@ -1,4 +1,4 @@
-"""Runs inside vLLM's worker: replaces the model's weights in place by those of a safetensors file.
+"""Runs inside vLLM's worker: replaces the model's weights in place, by those of a safetensors file or of a transfer.
 
 vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is the worker that holds the
 model. All of an update happens in one call, between two steps of the engine: while layers are being loaded they are on
@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig, WeightTransferConfig, set_current_vllm_config
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
+
+from bapo.transport.ipc_handles import opened_handles
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -34,6 +37,10 @@ class WeightReceiver:
 
     vllm_config: VllmConfig
     model_runner: GPUModelRunner
+    device: torch.device
+    weight_transfer_engine: WeightTransferEngine[Any, Any] | None
+    joined_transfer: dict[str, Any] | None = None
+    """Communicator of the weight transfer engine."""
 
     def load_weight_file(self, path: str) -> int:
         """Load every tensor of the file, by Hugging Face names. Returns: number of tensors read.
@@ -50,6 +57,41 @@ class WeightReceiver:
             if current_platform.is_cpu():
                 _repack_tied_heads(model)
         return len(names)
+
+    def join_transfer(self, backend: str, init_info: dict[str, Any]) -> None:
+        """Create vLLM's weight transfer engine and join the learner's communicator, unless it has joined this one.
+
+        Raises: vLLM's error.
+        """
+        rank_offset, gpu = init_info.pop("rank_offset"), init_info.pop("gpu", None)
+        if gpu is not None and gpu != str(torch.cuda.get_device_properties(self.device).uuid):
+            raise ValueError(f"the learner's GPU {gpu} is not this worker's")
+        if init_info == self.joined_transfer:
+            return
+        worker: Any = self
+        worker.shutdown_weight_transfer_engine()
+        self.joined_transfer = None
+        config = WeightTransferConfig(backend=backend)
+        model: Any = self.model_runner.get_model()
+        engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, model)
+        self.weight_transfer_engine = engine
+        ranks = {"rank_offset": rank_offset} if backend == "nccl" else {}
+        worker.init_weight_transfer_engine({**init_info, **ranks})
+        self.joined_transfer = init_info
+
+    def receive_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive all tensors from the learner, by Hugging Face names.
+
+        Raises: vLLM's error; the model is then unusable.
+        """
+        if "ipc_handles" in update_info:
+            update_info = {**update_info, "ipc_handles": opened_handles(update_info["ipc_handles"], torch)}
+        worker: Any = self
+        worker.start_weight_update()
+        worker.update_weights(update_info)
+        worker.finish_weight_update()
+        if current_platform.is_cpu():
+            _repack_tied_heads(self.model_runner.get_model())
 
     def exclude_tokens(self, token_ids: Sequence[int]) -> None:
         """Give these tokens no probability wherever the model's logits are used, like the learner."""

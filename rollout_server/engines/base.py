@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,18 @@ class Engine(Protocol):
         Responses in flight continue with the new weights; their KV cache is that of `rollout.kv_cache_at_update`.
         After an exception the engine is unusable: it may contain part of the new weights.
         """
+        ...
+
+    def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
+        """Join the learner's communicator; any exception declines, and leaves the weights as they are.
+
+        Args:
+            backend, init_info: of vLLM's weight transfer engine.
+        """
+        ...
+
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+        """As `load_weights`, with weights that the learner sends."""
         ...
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -225,6 +225,14 @@ class ScriptedEngine:
     def load_weights(self, path: str, version: int) -> None:
         """Set the version; the file is not read."""
         self._version = version
+
+    def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
+        """Declines: there are no weights."""
+        raise NotImplementedError("the scripted engine has no weights")
+
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+        """Never called: it declines."""
+        raise NotImplementedError("the scripted engine has no weights")
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
         """None: there are no weights."""

@@ -201,10 +201,22 @@ class VllmEngine:
 
     def load_weights(self, path: str, version: int) -> None:
         """Replace the weights in place; responses in flight continue with the new ones."""
+        self._replace_weights("load_weight_file", path, version)
+
+    def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
+        """Create vLLM's weight transfer engine, unless it is there."""
+        self._engine.collective_rpc("join_transfer", args=(backend, dict(init_info)))
+
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+        """As `load_weights`."""
+        self._replace_weights("receive_weights", dict(update_info), version)
+
+    def _replace_weights(self, method: str, argument: Any, version: int) -> None:
+        """`method`: of `WeightReceiver`, in every rank of the engine."""
         keeps = self._rollout.kv_cache_at_update == "keep"
         if keeps:
             self._finish_batches()
-        self._engine.collective_rpc("load_weight_file", args=(path,))
+        self._engine.collective_rpc(method, args=(argument,))
         if not keeps:
             if not self._engine.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM did not reset its KV cache after the weight update")

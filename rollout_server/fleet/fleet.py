@@ -28,12 +28,13 @@ from bapo.core.errors import (
     BY_NAME,
     BapoError,
     ConfigError,
+    ContractError,
     DeadlineError,
     StaleWeightsError,
     UnavailableError,
     WeightsAbsentError,
 )
-from bapo.core.types import WeightUpdate
+from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.rollout_client import WorkerStatus
 from rollout_server.fleet.metrics import FleetMetrics
@@ -153,14 +154,27 @@ class Fleet:
         """
         update = self._locate(update)
         with self._weights_lock:
-            newest = self._newest
-            if newest is not None and update.version < newest.version and not rollback:
-                raise StaleWeightsError(
-                    f"version {update.version} is older than version {newest.version}, which the workers already have; "
-                    "set rollback=true after a resume from a checkpoint"
-                )
+            if not rollback:
+                self._refuse_older(update.version)
             self._remember(update)
             return self._send(update)
+
+    def transfer_weights(self, transfer: WeightTransfer) -> dict[str, float]:
+        """Have these workers receive weights from the learner's GPU, in parallel.
+
+        Workers that start later, and those that decline, load the file, which is announced as an update. Those that
+        fail, or have not verified the weights in time, are restarted.
+
+        Returns: worker id -> seconds, of the workers that have the weights.
+        Raises: ContractError if other workers are ready than these: all ranks must join; StaleWeightsError.
+        """
+        with self._weights_lock:
+            self._refuse_older(transfer.version)
+            with self._slots_lock:
+                slots = [slot for slot in self._slots if slot.is_ready]
+            if {slot.worker_id for slot in slots} != set(transfer.workers):
+                raise ContractError(f"ready workers are {sorted(slot.worker_id for slot in slots)}, not these")
+            return self._in_parallel(slots, lambda slot: slot.transfer_weights(transfer))
 
     def follow(self, noted: Callable[[], WeightUpdate | None]) -> bool:
         """Load the update that another fleet of the run has recorded; it may be older after a resume.
@@ -185,14 +199,27 @@ class Fleet:
         self._newest = update
         with self._slots_lock:
             slots = [slot for slot in self._slots if slot.is_ready]
-        with ThreadPoolExecutor(max_workers=max(1, len(slots)), thread_name_prefix="update") as pool:
-            seconds = list(pool.map(lambda slot: slot.update_weights(update), slots))
-        took = {slot.worker_id: s for slot, s in zip(slots, seconds, strict=True) if s is not None}
+        took = self._in_parallel(slots, lambda slot: slot.update_weights(update))
         self.metrics.updated(
             time.monotonic() - began, num_bytes=update.num_bytes * len(took), num_failed=len(slots) - len(took)
         )
         log.info("version %d published: %d of %d workers have it", update.version, len(took), len(slots))
         return took
+
+    def _refuse_older(self, version: int) -> None:
+        """Raises: StaleWeightsError."""
+        newest = self._newest
+        if newest is not None and version < newest.version:
+            raise StaleWeightsError(
+                f"version {version} is older than version {newest.version}, which the workers already have; "
+                "set rollback=true after a resume from a checkpoint"
+            )
+
+    @staticmethod
+    def _in_parallel(slots: list[WorkerSlot], load: Callable[[WorkerSlot], float | None]) -> dict[str, float]:
+        with ThreadPoolExecutor(max_workers=max(1, len(slots)), thread_name_prefix="update") as pool:
+            seconds = list(pool.map(load, slots))
+        return {slot.worker_id: s for slot, s in zip(slots, seconds, strict=True) if s is not None}
 
     def begin_with(self, update: WeightUpdate) -> None:
         """Start workers with recorded weights, unless an update has arrived meanwhile.
@@ -335,16 +362,24 @@ class WorkerSlot:
 
     def update_weights(self, update: WeightUpdate) -> float | None:
         """Returns: seconds; None when the worker failed and is being restarted."""
+        return self._receive(update.version, lambda handle, limit_s: handle.update_weights(update, limit_s))
+
+    def transfer_weights(self, transfer: WeightTransfer) -> float | None:
+        """Returns: seconds; None when the worker declined, or failed and is being restarted."""
+        return self._receive(transfer.version, lambda handle, limit_s: handle.transfer_weights(transfer, limit_s))
+
+    def _receive(self, version: int, load: Callable[[WorkerHandle, float], float | None]) -> float | None:
         handle = self._handle
         assert handle is not None, "a ready slot has a worker"
         try:
-            seconds = handle.update_weights(update, self._config.rollout.sync_timeout_s)
+            seconds = load(handle, self._config.rollout.sync_timeout_s)
         except Exception as error:  # noqa: BLE001 - after any error this worker must not sample
-            log.warning("%s failed to load version %d: %s", self.worker_id, update.version, error)
+            log.warning("%s failed to load version %d: %s", self.worker_id, version, error)
             if handle is self._handle:
                 self._update_error, self._state = error, "dead"
             return None
-        self._report = replace(self._report, policy_version=update.version)
+        if seconds is not None:
+            self._report = replace(self._report, policy_version=version)
         return seconds
 
     def _run(self) -> None:

@@ -33,12 +33,12 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, NodeDiedError, UnavailableError
-from bapo.core.types import WeightUpdate
+from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.runtime.auth.api_tokens import own_token
 from bapo.runtime.logs import bound_log
 from bapo.runtime.machine import worker_resources, workers_on
 from bapo.runtime.process import LOG_FORMAT, watch_parent
-from bapo.transport.rollout_client import weight_update_from_map, weight_update_map
+from bapo.transport.rollout_client import weight_transfer_from_map, weight_update_from_map, weight_update_map
 from rollout_server.engines.base import engine_module
 from rollout_server.fleet.worker_handle import LOG_TAIL_LINES, WorkerDiedError, make_worker
 from rollout_server.worker_report import WorkerReport
@@ -236,6 +236,10 @@ class WorkerActor:
         """Returns: seconds."""
         return self._worker.update_weights(weight_update_from_map(update))
 
+    def transfer_weights(self, transfer: Mapping[str, Any]) -> float | None:
+        """Returns: seconds; None if the engine declined."""
+        return self._worker.transfer_weights(weight_transfer_from_map(transfer))
+
     def drain(self, timeout_s: float) -> None:
         """Finish what is in flight, then stop."""
         self._worker.drain(timeout_s)
@@ -283,6 +287,11 @@ class RayHandle:
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
         """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
         return float(self._call("update_weights", weight_update_map(update), timeout_s=timeout_s))
+
+    def transfer_weights(self, transfer: WeightTransfer, timeout_s: float) -> float | None:
+        """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
+        seconds = self._call("transfer_weights", asdict(transfer), timeout_s=timeout_s)
+        return None if seconds is None else float(seconds)
 
     def drain(self, timeout_s: float) -> None:
         """Raises: WorkerDiedError; TimeoutError."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bapo.config.tree import Config
 from bapo.core.errors import UnavailableError
-from bapo.core.types import WeightUpdate
+from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.tasks.grading.pool import GraderPool
 from bapo.transport.buffer_client import BufferClient
 from rollout_server.engines.base import engine_module
@@ -50,6 +50,10 @@ class WorkerHandle(Protocol):
 
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
         """Returns: seconds. Raises: the worker's error; WorkerDiedError; TimeoutError."""
+        ...
+
+    def transfer_weights(self, transfer: WeightTransfer, timeout_s: float) -> float | None:
+        """Returns: seconds; None if it declined, and samples with its old weights. Raises: as `update_weights`."""
         ...
 
     def drain(self, timeout_s: float) -> None:
@@ -126,6 +130,10 @@ class LocalHandle:
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
         """In the calling thread."""
         return self._worker.update_weights(update)
+
+    def transfer_weights(self, transfer: WeightTransfer, timeout_s: float) -> float | None:
+        """In the calling thread."""
+        return self._worker.transfer_weights(transfer)
 
     def drain(self, timeout_s: float) -> None:
         """In the calling thread."""

@@ -1,7 +1,7 @@
 """Weight files for workers: the learner's file where this host can read it, otherwise one copy per host.
 
-The first worker of a host downloads the copy under a lock, the others wait for it; after a failure the next one
-continues the download. The two newest copies of a run are kept.
+The first worker of a host verifies the file or downloads the copy under a lock, the others wait for it; after a failure
+the next one continues the download. The two newest copies of a run are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, WeightsAbsentError
 from bapo.core.types import WeightUpdate
-from bapo.runtime.run_directory.files import storing
+from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.transport.rollout_client import fetch_file, part_of
 from bapo.transport.service_client import ServiceClient
 from rollout_server.weights.receive import can_be_read, check_file
@@ -71,19 +71,30 @@ class WeightCache:
         Raises: WeightMismatchError; WeightsAbsentError when no server has the file; StorageError; ConfigError when the
             folder of copies belongs to another user.
         """
-        if can_be_read(update.path):
-            check_file(update)
-            return update
-        if not update.url:
+        is_here = can_be_read(update.path)
+        if not is_here and not update.url:
             raise WeightsAbsentError(f"weights of version {update.version}: {update.path} is not readable on this host")
         copy = self._folder / f"{update.digest}.safetensors"
         with storing(copy):
             make_copies_folder(self._config)
             with (self._folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not copy.is_file():
+                if is_here:
+                    self._check_once(update)
+                elif not copy.is_file():
                     self._download(update, copy)
-        return replace(update, path=str(copy))
+        return update if is_here else replace(update, path=str(copy))
+
+    def _check_once(self, update: WeightUpdate) -> None:
+        """Hash the file, unless a worker of this host has verified the unchanged file before."""
+        try:
+            note, found = self._folder / "verified", Path(update.path).stat()
+        except FileNotFoundError as error:  # there are two newer versions
+            raise WeightsAbsentError(f"weights of version {update.version}: {update.path} was deleted") from error
+        identity = f"{update.digest} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        if not note.is_file() or note.read_text() != identity:
+            check_file(update)
+            replace_file(note, identity.encode())
 
     def _download(self, update: WeightUpdate, copy: Path) -> None:
         server = ServiceClient(

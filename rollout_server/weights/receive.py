@@ -1,7 +1,7 @@
 """Verify a weight update in a worker: the file is the learner's, and the engine uses its weights.
 
 learner writes file, digest, canary --POST /weights--> fleet --> each worker:
-    1 the file's sha256 equals the digest        else WeightMismatchError; the engine still has its old weights
+    1 the file's digest is the announced one     else WeightMismatchError; the engine still has its old weights
       (a host that cannot read the learner's file fetches a copy: relay.py, host_cache.py)
     2 the engine replaces its weights in place   between two steps of the engine
     3 the engine's log-probs agree (canary.py)   else WeightMismatchError; the engine must not sample again
@@ -9,14 +9,14 @@ learner writes file, digest, canary --POST /weights--> fleet --> each worker:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
 from pathlib import Path
 
 from bapo.core.errors import WeightMismatchError, WeightsAbsentError
-from bapo.core.types import WeightUpdate
+from bapo.core.types import WeightTransfer, WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from rollout_server.engines.base import Engine
 from rollout_server.weights.canary import Agreement
 
@@ -26,11 +26,10 @@ log = logging.getLogger(__name__)
 def check_file(update: WeightUpdate) -> None:
     """Raises: WeightMismatchError if the file is missing, truncated, or not the one the learner wrote."""
     check_size(update)
-    with Path(update.path).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = digest_of(Path(update.path))
     if digest != update.digest:
         raise WeightMismatchError(
-            f"weights of version {update.version}: {update.path} has sha256 {digest[:16]}..., "
+            f"weights of version {update.version}: {update.path} has the digest {digest[:16]}..., "
             f"the learner announced {update.digest[:16]}...; it was modified after it was written"
         )
 
@@ -56,7 +55,7 @@ def check_size(update: WeightUpdate) -> None:
         )
 
 
-def load_verified(engine: Engine, update: WeightUpdate, agreement: Agreement) -> None:
+def load_verified(engine: Engine, update: WeightUpdate | WeightTransfer, agreement: Agreement) -> None:
     """Steps 2 and 3, in the thread that owns the engine; step 1 runs outside of it, while the engine samples.
 
     Args:
@@ -65,7 +64,10 @@ def load_verified(engine: Engine, update: WeightUpdate, agreement: Agreement) ->
     Raises: WeightMismatchError; after any exception the engine must not sample.
     """
     began = time.monotonic()
-    engine.load_weights(update.path, update.version)
+    if isinstance(update, WeightTransfer):
+        engine.receive_weights(update.update_info, update.version)
+    else:
+        engine.load_weights(update.path, update.version)
     loaded = time.monotonic()
     difference = agreement.check(update.canary, engine.logprobs(update.canary.token_ids), update.version)
     log.info(

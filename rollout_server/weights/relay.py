@@ -9,7 +9,6 @@ header, so that the learner's token does not give access to other files of this 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
 from bapo.core.types import WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.files import storing
 from bapo.transport.rollout_client import PIECE_BYTES
 from rollout_server.weights.receive import can_be_read, check_size
@@ -87,11 +87,10 @@ class WeightRelay:
             have += len(data)
             if have < size:
                 return have
-            with part.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = digest_of(part)
             if found != digest or have != size:
                 part.unlink()
-                raise ContractError(f"the chunks of {digest[:16]}... have {have} bytes with sha256 {found[:16]}...")
+                raise ContractError(f"the chunks of {digest[:16]}... have {have} bytes and the digest {found[:16]}...")
             os.replace(part, path)
         log.info("received weights digest=%s... bytes=%d", digest[:16], size)
         return size
@@ -110,7 +109,7 @@ class WeightRelay:
 
     def _path(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
-            raise ContractError(f"not a sha256: {digest[:80]!r}")
+            raise ContractError(f"not a digest: {digest[:80]!r}")
         return self._folder / f"sent-{digest}.safetensors"
 
 

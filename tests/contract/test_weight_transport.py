@@ -17,17 +17,19 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
 from bapo.core.types import WeightUpdate
+from bapo.runtime.file_digest import digest_of, root_of
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.rollout_client import RolloutClient, fetch_file, part_of, send_file
 from bapo.transport.service_client import ServiceClient
 from rollout_server.api import create_app
 from rollout_server.weights.host_cache import WeightCache
+from rollout_server.weights.receive import check_file
 from rollout_server.weights.relay import WeightRelay
 from tests.support.rollout import NO_TENSORS, Served, make_update
 
 CONTENT = NO_TENSORS + bytes(range(254)) * 5  # 1,280 bytes: 13 pieces of 100
-DIGEST = hashlib.sha256(CONTENT).hexdigest()
+DIGEST = root_of([hashlib.sha256(CONTENT).digest()])
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +83,34 @@ def test_a_worker_that_can_read_the_learners_file_makes_no_copy(tmp_path: Path) 
     update = make_update(tmp_path / "learner", 3, content=CONTENT)
     cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
     assert cache.fetch(update) == update
-    assert not (tmp_path / "cache").exists()
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
     with pytest.raises(WeightsAbsentError, match="is not readable on this host"):
         cache.fetch(replace(update, path="/nowhere"))
+
+
+def test_a_host_hashes_a_file_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[WeightUpdate] = []
+
+    def counting(update: WeightUpdate) -> None:
+        hashed.append(update)
+        check_file(update)
+
+    monkeypatch.setattr("rollout_server.weights.host_cache.check_file", counting)
+    config = Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache")))
+    update = make_update(tmp_path / "learner", 3, content=CONTENT)
+    threads = [threading.Thread(target=WeightCache(config).fetch, args=(update,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hashed == [update]
+    Path(update.path).write_bytes(CONTENT[:-1] + b"x")
+    for _ in range(2):
+        with pytest.raises(WeightMismatchError, match="has the digest"):
+            WeightCache(config).fetch(update)
+    assert len(hashed) == 3
 
 
 def test_a_user_without_a_name_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,22 +209,22 @@ def test_a_part_that_is_damaged_costs_one_attempt_at_most(host: OtherHost, tmp_p
 def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(ContractError, match="have 1280 bytes with sha256"):
+    with pytest.raises(ContractError, match="have 1280 bytes and the digest"):
         send_file(peer(host), path, DIGEST)
     assert list((tmp_path / "server").iterdir()) == []
-    send_file(peer(host), path, hashlib.sha256(path.read_bytes()).hexdigest())
+    send_file(peer(host), path, digest_of(path))
     sent = next((tmp_path / "server").iterdir())
     sent.rename(sent.with_name(f"sent-{DIGEST}.safetensors"))
-    with pytest.raises(WeightMismatchError, match="does not have sha256"):
+    with pytest.raises(WeightMismatchError, match="does not have the digest"):
         fetch_file(peer(host), DIGEST, len(CONTENT), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("digest", ["..", "%2e%2e%2fetc", "ab" * 31])
 def test_only_digests_name_files(host: OtherHost, digest: str) -> None:
-    with pytest.raises(ContractError, match="not a sha256"):
+    with pytest.raises(ContractError, match="not a digest"):
         host.store.receive(digest, 0, 1, b"x")
-    with pytest.raises(ContractError, match="not a sha256"):
+    with pytest.raises(ContractError, match="not a digest"):
         host.store.read(digest, 0, 1)
 
 

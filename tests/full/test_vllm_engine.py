@@ -6,7 +6,6 @@ Two engines: a tied head at temperature 1 (the shipped model's kind), an own hea
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import WeightMismatchError
 from bapo.core.token_arrays import Float32s, versions_of
 from bapo.core.types import Canary, WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
@@ -56,7 +56,7 @@ class Rig:
         return WeightUpdate(
             version=version,
             path=str(path),
-            digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+            digest=digest_of(path),
             num_bytes=path.stat().st_size,
             canary=Canary(token_ids=CANARY_TOKENS, logprobs=logprobs, tolerance=TOLERANCE),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.types import Canary, WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from tests.support.factories import make_request
 from tests.support.rollout import MemoryBuffer
 from tests.support.rollout_process import ENGINE_S, StartServer, assert_all_gone
@@ -71,7 +71,7 @@ def update_of(learner: object, folder: Path, *, version: int) -> WeightUpdate:
     return WeightUpdate(
         version=version,
         path=str(path),
-        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        digest=digest_of(path),
         num_bytes=path.stat().st_size,
         canary=Canary(
             token_ids=tokens, logprobs=tuple(reference_logprobs(learner, list(tokens)).tolist()), tolerance=1e-4

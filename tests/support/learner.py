@@ -17,10 +17,21 @@ from bapo.config.objective import WITHOUT_WEIGHT
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch
 from bapo.core.errors import ContractError
-from bapo.core.types import Batch, BatchEntry, Group, GroupResult, Origin, Outcome, Progress, WeightUpdate
+from bapo.core.types import (
+    Batch,
+    BatchEntry,
+    Group,
+    GroupResult,
+    Origin,
+    Outcome,
+    Progress,
+    WeightTransfer,
+    WeightUpdate,
+)  # fmt: skip
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.rollout_client import WorkerStatus
 from learner.checkpoint import Checkpoint
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
@@ -255,6 +266,12 @@ class FakeFleet:
         self.rollbacks.append(rollback)
         self.on_update(update)
         return {"worker-0": 0.01}
+
+    def workers(self) -> list[WorkerStatus]:
+        return []
+
+    def transfer_weights(self, transfer: WeightTransfer, *, timeout_s: float) -> dict[str, float]:
+        raise AssertionError("no worker is ready")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from bapo.config.tree import Config
 from bapo.core.codec import request_map, unpack_group, unpack_push
 from bapo.core.errors import UnavailableError
 from bapo.core.types import Canary, Group, Prompt, RolloutRequest, WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from bapo.tasks.grading.pool import Grades
 from tests.support.wait import wait_until
 
@@ -126,7 +126,7 @@ def make_update(path: Path, version: int, *, content: bytes = NO_TENSORS, digest
     return WeightUpdate(
         version=version,
         path=str(path),
-        digest=digest or hashlib.sha256(content).hexdigest(),
+        digest=digest or digest_of(path),
         num_bytes=len(content),
         canary=Canary(token_ids=(4, 5), logprobs=(-1.0,), tolerance=1e-3),
     )

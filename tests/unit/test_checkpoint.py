@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Batch, Origin
+from bapo.runtime.file_digest import digest_of
 from learner.checkpoint import complete_steps
 from learner.distributed.stopping import Stopped
 from learner.loop import Learner
-from learner.publish_weights import digest_of
 from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
 from tests.support.learner import (
     FakeBuffer,

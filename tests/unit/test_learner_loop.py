@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from bapo.core.errors import DeadlineError
 from bapo.core.types import Batch, Origin, WeightUpdate
+from bapo.runtime.file_digest import digest_of
 from learner.checkpoint import complete_steps
 from learner.distributed.stopping import StopFlag, Stopped
-from learner.publish_weights import digest_of
 from tests.support.learner import (
     FakeBuffer,
     FakeFleet,
@@ -50,7 +50,7 @@ def test_the_order_of_a_run_is_that_of_algorithm_1(model_path: Path, tmp_path: P
     config = learner_config(
         model_path,
         run={"num_steps": 5},
-        cadence={"weight_sync_interval": 2, "reevaluation_interval": 2},
+        cadence={"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 0},
         checkpoint={"every": 3},
     )
     buffer, fleet = FakeBuffer(batch_of), FakeFleet()

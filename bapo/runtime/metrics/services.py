@@ -68,7 +68,7 @@ SEVERAL = (
     ),
     Metric(
         "bapo_sync_duration_seconds", "histogram",
-        "Duration of a weight update by phase: gather, write and send of the learner, fleet of the rollout server.",
+        "Duration of a weight update by phase: gather, write, digest, send (learner), fleet (rollout server).",
         "system/Weight updates", (Process.LEARNER, Process.ROLLOUT_SERVER), (Label("phase"),),
     ),
 )  # fmt: skip

@@ -1,0 +1,102 @@
+"""vLLM's own NCCL weight transfer engine on CPU, with gloo as its process group, against transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config, ModelConfig
+from bapo.core.types import Canary, WeightTransfer
+from learner.transfer_weights import NcclSender, in_order
+from rollout_server.engines import vllm
+from rollout_server.weights.canary import Agreement
+from rollout_server.weights.receive import load_verified
+from tests.support.factories import make_request
+from tests.support.gloo_transfer import CpuTorch, GlooGroup
+from tests.support.tiny_model import perturb, reference_logprobs, write_tiny_model
+
+TOKENS = (16, 103, 11, 214, 84, 209, 20, 30, 40)
+TOLERANCE = 1e-4
+
+
+class OneWorker:
+    """The fleet of one engine, in this process."""
+
+    def __init__(self, engine: vllm.VllmEngine) -> None:
+        self.engine = engine
+
+    def workers(self) -> list[Any]:
+        return [SimpleNamespace(worker_id="worker-0", state="ready")]
+
+    def transfer_weights(self, transfer: WeightTransfer, *, timeout_s: float) -> dict[str, float]:
+        self.engine.join_transfer(transfer.backend, {**transfer.init_info, "rank_offset": transfer.workers["worker-0"]})
+        load_verified(self.engine, transfer, Agreement())
+        return {"worker-0": 0.0}
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def engine_and_model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[vllm.VllmEngine, Any]]:
+    model = write_tiny_model(tmp_path / "model", tie=request.param)
+    config = Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=RolloutConfig(max_prompt_tokens=128))
+    os.environ.update(vllm.ENVIRONMENT)
+    engine = vllm.make_engine(config)
+    yield engine, model
+    engine.close()
+
+
+def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
+    engine_and_model: tuple[vllm.VllmEngine, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine, packed_tensor
+
+    engine, model = engine_and_model
+    store, joined = HashStore(), []
+
+    def join_as_worker(info: Any, parallel: Any) -> GlooGroup:
+        joined.append(info.world_size)
+        return GlooGroup(store, info.nccl_unique_id_bytes, parallel.rank + info.rank_offset, info.world_size)
+
+    monkeypatch.setattr(nccl_engine, "worker_init_process_group", join_as_worker)
+    monkeypatch.setattr(packed_tensor, "torch", CpuTorch())
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    sender = NcclSender(
+        OneWorker(engine),  # type: ignore[arg-type]
+        timeout_s=60.0,
+        join=lambda unique_id, world_size: GlooGroup(store, unique_id, 0, world_size),
+        make_id=lambda: bytes(128),
+        buffer_bytes=20_000,
+    )
+    engine.submit(make_request(prompt_id="in flight"))
+    for version in (2, 3):
+        perturb(model, seed=version)
+        logprobs = tuple(reference_logprobs(model, list(TOKENS)).tolist())
+        tensors = in_order(dict(model.named_parameters()), torch.float32)
+        sender.begin(version, Canary(token_ids=TOKENS, logprobs=logprobs, tolerance=TOLERANCE), tensors, torch.float32)
+        for tensor in tensors.values():
+            sender.add(tensor.detach())
+        sender.end()
+        assert sender.finish()
+        assert engine.policy_version == version
+    assert joined == [2], "the second update uses the communicator of the first"
+
+
+def test_without_nccl_the_engine_declines_and_keeps_its_weights(
+    engine_and_model: tuple[vllm.VllmEngine, Any],
+) -> None:
+    engine, _ = engine_and_model
+    before = engine.logprobs(TOKENS)
+    info = {"nccl_unique_id_b64": "A" * 170 + "A=", "world_size": 2, "packed": True, "rank_offset": 1}
+    with pytest.raises(Exception, match=r"."):
+        engine.join_transfer("nccl", info)
+    after = engine.logprobs(TOKENS)
+    assert before is not None
+    assert after is not None
+    assert before.tolist() == after.tolist()
