@@ -30,7 +30,7 @@ from tests.support.learner import learner_config
 from tests.support.rollout import Served, make_update
 from tests.support.wait import wait_until
 
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 """Deadline of a transfer."""
 SLACK_S = 2.0
 CANARY = Canary(token_ids=(4, 5), logprobs=(-1.0,), tolerance=1e-3)

@@ -25,6 +25,7 @@ from tests.support.tiny_model import perturb, reference_logprobs, write_tiny_mod
 
 TOKENS = (16, 103, 11, 214, 84, 209, 20, 30, 40)
 TOLERANCE = 1e-4
+LIMIT_S = 60.0
 
 
 class OneWorker:
@@ -37,6 +38,7 @@ class OneWorker:
         return [SimpleNamespace(worker_id="worker-0", state="ready")]
 
     def transfer_weights(self, transfer: WeightTransfer, *, timeout_s: float) -> dict[str, float]:
+        torch.set_num_threads(1)  # as in the thread that made the engine; a worker has one thread for both
         self.engine.join_transfer(transfer.backend, {**transfer.init_info, "rank_offset": transfer.workers["worker-0"]})
         load_verified(self.engine, transfer, Agreement())
         return {"worker-0": 0.0}
@@ -47,6 +49,7 @@ def engine_and_model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     model = write_tiny_model(tmp_path / "model", tie=request.param)
     config = Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=RolloutConfig(max_prompt_tokens=128))
     os.environ.update(vllm.ENVIRONMENT)
+    torch.set_num_threads(1)
     engine = vllm.make_engine(config)
     yield engine, model
     engine.close()
@@ -62,15 +65,15 @@ def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
 
     def join_as_worker(info: Any, parallel: Any) -> GlooGroup:
         joined.append(info.world_size)
-        return GlooGroup(store, info.nccl_unique_id_bytes, parallel.rank + info.rank_offset, info.world_size)
+        return GlooGroup(store, info.nccl_unique_id_bytes, parallel.rank + info.rank_offset, info.world_size, LIMIT_S)
 
     monkeypatch.setattr(nccl_engine, "worker_init_process_group", join_as_worker)
     monkeypatch.setattr(packed_tensor, "torch", CpuTorch())
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     sender = NcclSender(
         OneWorker(engine),  # type: ignore[arg-type]
-        timeout_s=60.0,
-        join=lambda unique_id, world_size: GlooGroup(store, unique_id, 0, world_size),
+        timeout_s=LIMIT_S,
+        join=lambda unique_id, world_size: GlooGroup(store, unique_id, 0, world_size, LIMIT_S),
         make_id=lambda: bytes(128),
         buffer_bytes=20_000,
     )

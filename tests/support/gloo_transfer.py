@@ -23,7 +23,7 @@ PHASES = ("init", "start", "update", "finish")
 class GlooGroup:
     """One rank of a communicator by a unique id; the store is shared by the threads of this process."""
 
-    def __init__(self, store: Any, unique_id: bytes, rank: int, world_size: int, timeout_s: float = 1.5) -> None:
+    def __init__(self, store: Any, unique_id: bytes, rank: int, world_size: int, timeout_s: float = 2.5) -> None:
         own = distributed.PrefixStore(unique_id.hex(), store)
         self._group = distributed.ProcessGroupGloo(own, rank, world_size, timedelta(seconds=timeout_s))
 
