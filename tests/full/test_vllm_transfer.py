@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,38 +30,42 @@ LIMIT_S = 60.0
 
 
 class OneWorker:
-    """The fleet of one engine, in this process."""
+    """The fleet of one engine, in this process; one thread owns it, as in a worker."""
 
-    def __init__(self, engine: vllm.VllmEngine) -> None:
-        self.engine = engine
+    def __init__(self, config: Config) -> None:
+        self._owner = ThreadPoolExecutor(1)
+        self._owner.submit(torch.set_num_threads, 1)
+        self.engine: vllm.VllmEngine = self._owner.submit(vllm.make_engine, config).result()
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        return self._owner.submit(work).result()
 
     def workers(self) -> list[Any]:
         return [SimpleNamespace(worker_id="worker-0", state="ready")]
 
     def transfer_weights(self, transfer: WeightTransfer, *, timeout_s: float) -> dict[str, float]:
-        torch.set_num_threads(1)  # as in the thread that made the engine; a worker has one thread for both
-        self.engine.join_transfer(transfer.backend, {**transfer.init_info, "rank_offset": transfer.workers["worker-0"]})
-        load_verified(self.engine, transfer, Agreement())
+        init_info = {**transfer.init_info, "rank_offset": transfer.workers["worker-0"]}
+        self.call(lambda: self.engine.join_transfer(transfer.backend, init_info))
+        self.call(lambda: load_verified(self.engine, transfer, Agreement()))
         return {"worker-0": 0.0}
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
-def engine_and_model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[vllm.VllmEngine, Any]]:
+def worker_and_model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[OneWorker, Any]]:
     model = write_tiny_model(tmp_path / "model", tie=request.param)
     config = Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=RolloutConfig(max_prompt_tokens=128))
     os.environ.update(vllm.ENVIRONMENT)
-    torch.set_num_threads(1)
-    engine = vllm.make_engine(config)
-    yield engine, model
-    engine.close()
+    worker = OneWorker(config)
+    yield worker, model
+    worker.call(worker.engine.close)
 
 
 def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
-    engine_and_model: tuple[vllm.VllmEngine, Any], monkeypatch: pytest.MonkeyPatch
+    worker_and_model: tuple[OneWorker, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.distributed.weight_transfer import nccl_engine, packed_tensor
 
-    engine, model = engine_and_model
+    worker, model = worker_and_model
     store, joined = HashStore(), []
 
     def join_as_worker(info: Any, parallel: Any) -> GlooGroup:
@@ -71,13 +76,13 @@ def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
     monkeypatch.setattr(packed_tensor, "torch", CpuTorch())
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     sender = NcclSender(
-        OneWorker(engine),  # type: ignore[arg-type]
+        worker,  # type: ignore[arg-type]
         timeout_s=LIMIT_S,
         join=lambda unique_id, world_size: GlooGroup(store, unique_id, 0, world_size, LIMIT_S),
         make_id=lambda: bytes(128),
         buffer_bytes=20_000,
     )
-    engine.submit(make_request(prompt_id="in flight"))
+    worker.call(lambda: worker.engine.submit(make_request(prompt_id="in flight")))
     for version in (2, 3):
         perturb(model, seed=version)
         logprobs = tuple(reference_logprobs(model, list(TOKENS)).tolist())
@@ -87,19 +92,19 @@ def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
             sender.add(tensor.detach())
         sender.end()
         assert sender.finish()
-        assert engine.policy_version == version
+        assert worker.engine.policy_version == version
     assert joined == [2], "the second update uses the communicator of the first"
 
 
 def test_without_nccl_the_engine_declines_and_keeps_its_weights(
-    engine_and_model: tuple[vllm.VllmEngine, Any],
+    worker_and_model: tuple[OneWorker, Any],
 ) -> None:
-    engine, _ = engine_and_model
-    before = engine.logprobs(TOKENS)
+    worker, _ = worker_and_model
+    before = worker.call(lambda: worker.engine.logprobs(TOKENS))
     info = {"nccl_unique_id_b64": "A" * 170 + "A=", "world_size": 2, "packed": True, "rank_offset": 1}
     with pytest.raises(Exception, match=r"."):
-        engine.join_transfer("nccl", info)
-    after = engine.logprobs(TOKENS)
+        worker.call(lambda: worker.engine.join_transfer("nccl", info))
+    after = worker.call(lambda: worker.engine.logprobs(TOKENS))
     assert before is not None
     assert after is not None
     assert before.tolist() == after.tolist()
