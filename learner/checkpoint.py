@@ -1,15 +1,16 @@
 """A checkpoint: everything a run needs to resume, `RUN/checkpoints/step-000010`.
 
-    hf/                     the model in Hugging Face format with its tokenizer, float32; also the learner's weights
-    optimizer.safetensors   Adam's moments, by parameter name
-    critic, reference, supervised .safetensors    PPO critic, replaced pi_ref, optimizer of the cross-entropy
+    learner/                shards of weights, Adam's moments, and what single methods add (a critic, a replaced
+                            pi_ref, the optimizer of the cross-entropy), one or more files per rank
     anchors.safetensors     log pi_gen of groups that may be reused (ratio mode `official`)
     alpha.safetensors       the weights of the workers (a hard link to the published file)
     buffer.bin              the buffer service's snapshot: data position, B_bad, B_high, queues
     state.json              step, counters, canary; written last: a folder without it is not a checkpoint
+    hf/                     the model in Hugging Face format: of the last step, or by `bapo export` (export.py)
 
 A checkpoint is written to `step-000010.partial` and renamed when complete, so a crash or a full disk leaves the older
-ones intact. There is no RNG state: every draw is keyed by (seed, step, purpose).
+ones intact. Every rank writes its shards in the background; the ranks agree after a step that all are on the disk,
+and only then rank 0 renames. There is no RNG state: every draw is keyed by (seed, step, purpose).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +30,35 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
-from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, StorageError
 from bapo.core.types import Canary
-from bapo.runtime.model_files import folder_of
 from bapo.runtime.run_directory.files import storing, to_disk
-from bapo.runtime.vision import PROCESSOR_FILES
-from learner.distributed.sharding import gather_moments, load_moments, num_updates
+from learner.distributed.shard_files import (
+    MODEL,
+    OPTIMIZER,
+    ShardWriter,
+    StoredShards,
+    joined,
+    load_optimizer,
+    num_updates,
+    optimizer_state,
+    weights_of,
+)
+from learner.distributed.sharding import reshard
 from learner.distributed.world import World
 from learner.model.policy import Policy
-from learner.publish_weights import WeightPublisher, gather_weights, link, write_weights
+from learner.publish_weights import WeightPublisher, link, write_weights
 from learner.update.anchors import GenerationMemory
 from learner.update.update import Saved
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-TENSOR_FILES = ("hf/model.safetensors", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors")
-"""Files of every checkpoint; parts with their own state add more."""
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.tiktoken",
-    "*.model",
-    "chat_template*",
-)
-IMAGE_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json")
-"""Image preprocessing settings of a vision-language model."""
+FORMAT = 2
+SHARDS = "learner"
+"""Folder of the shard files."""
+TENSOR_FILES = ("anchors.safetensors", "alpha.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +71,35 @@ class CheckpointState:
     alpha_version: int
     """Policy version of the workers."""
     num_updates: int
-    """Optimizer steps so far: Adam's bias correction."""
+    """Optimizer steps so far."""
     canary: Canary
     """Canary of the alpha weights."""
     anchor_steps: Mapping[str, int]
     """Group id -> step of its first use."""
-    parts: Sequence[str]
-    """Names of the parts with their own state."""
+    num_files: int
+    """Number of shard files of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A checkpoint that is being written."""
+
+    step: int
+    folder: Path
+    state: CheckpointState | None
+    """Only on rank 0."""
 
 
 class CheckpointWriter:
-    """Saves checkpoints and removes old ones. Every rank must call `save`; rank 0 writes."""
+    """Saves checkpoints and removes old ones. Every rank must call `save` and `finish`; each writes its shards."""
 
     def __init__(self, *, config: Config, folder: Path, world: World) -> None:
         """`folder`: RUN/checkpoints."""
         self._config = config
         self._folder = folder
         self._world = world
+        self._shards = ShardWriter(world, background=config.checkpoint.background)
+        self._pending: Pending | None = None
         self.newest = max(complete_steps(folder), default=0)
         """Step of the newest durable checkpoint; 0 before the first."""
 
@@ -98,6 +108,11 @@ class CheckpointWriter:
         """Oldest step to replay from; 0 (the beginning) until there are `keep_last` checkpoints."""
         steps = complete_steps(self._folder)
         return steps[0] if len(steps) >= self._config.checkpoint.keep_last else 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._pending is not None
 
     def is_due(self, step: int) -> bool:
         """Every `checkpoint.every` steps, and after the last one."""
@@ -114,15 +129,12 @@ class CheckpointWriter:
         publisher: WeightPublisher,
         buffer_snapshot: bytes,
     ) -> None:
-        """Write the checkpoint of `step`. Raises: StorageError; older checkpoints are kept."""
-        saved = ((name, part.tensors()) for name, part in parts.items())
-        of_parts = {name: tensors for name, tensors in saved if tensors}
-        files = {
-            "hf/model": gather_weights(policy, torch.float32),
-            "optimizer": gather_moments(policy.model, optimizer),
-            "anchors": {name: torch.from_numpy(values) for name, values in memory.columns.items()},
-            **of_parts,
-        }
+        """Start to write the checkpoint of `step`; `finish` completes it. Collective.
+
+        Raises: StorageError; older checkpoints are kept.
+        """
+        assert self._pending is None, "one at a time"
+        folder, state = self._folder / f"step-{step:06d}.partial", None
         if self._world.leads:
             assert publisher.newest is not None, "step 1 publishes before anything is saved"
             state = CheckpointState(
@@ -132,79 +144,45 @@ class CheckpointWriter:
                 num_updates=num_updates(optimizer),
                 canary=publisher.newest.canary,
                 anchor_steps=dict(memory.steps),
-                parts=sorted(of_parts),
+                num_files=0,
             )
-            self._write(state, files, policy, Path(publisher.newest.path), buffer_snapshot)
-        self.newest = step
+            with _removed_on_failure(folder):
+                _begin(folder, memory, Path(publisher.newest.path), buffer_snapshot)
+        self._world.meet()  # the folder exists
+        reshard(policy)
+        trained = {MODEL: weights_of(policy.model), OPTIMIZER: optimizer_state(policy.model, optimizer)}
+        tensors = joined({**trained, **{name: part.tensors() for name, part in parts.items()}})
+        self._shards.start(tensors, folder / SHARDS)
+        self._pending = Pending(step=step, folder=folder, state=state)
+
+    def finish(self, *, wait: bool = False) -> bool:
+        """Complete the checkpoint that is being written, if all ranks have written their shards. Collective.
+
+        Args:
+            wait: until they have.
+        Returns: whether there is a new checkpoint.
+        Raises: StorageError on every rank if one cannot write; older checkpoints are kept.
+        """
+        pending = self._pending
+        if pending is None or (self._world.any(not self._shards.is_done) and not wait):
+            return False
+        self._pending = None
+        with _removed_on_failure(pending.folder):
+            error = self._shards.wait()
+            if self._world.any(error is not None):
+                raise error or OSError("another rank of the learner could not write its shards")
+            num_files = int(self._world.sum(torch.tensor([self._shards.num_files])))
+            if pending.state is not None:
+                _complete(pending.folder, replace(pending.state, num_files=num_files))
+        self.newest = pending.step
         self._prune()
-
-    def _write(
-        self, state: CheckpointState, files: Mapping[str, dict[str, Tensor]], policy: Policy, alpha: Path, buffer: bytes
-    ) -> None:
-        partial = self._folder / f"step-{state.step:06d}.partial"
-        with storing(partial):
-            try:
-                shutil.rmtree(partial, ignore_errors=True)
-                (partial / "hf").mkdir(parents=True)
-                for name, tensors in files.items():
-                    write_weights(tensors, partial / f"{name}.safetensors")
-                self._write_model_files(policy, partial / "hf")
-                link(alpha, partial / "alpha.safetensors")
-                (partial / "buffer.bin").write_bytes(buffer)
-                (partial / "state.json").write_text(json.dumps(asdict(state)))
-                _finish(partial)
-            except (OSError, StorageError):
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
-
-    def _write_model_files(self, policy: Policy, folder: Path) -> None:
-        """Write all files of the Hugging Face format except the weights."""
-        policy.model.config.save_pretrained(folder)
-        if policy.model.can_generate():
-            policy.model.generation_config.save_pretrained(folder)
-        found = folder_of(self._config.model.path)
-        for name in IMAGE_FILES:
-            if found is not None and (found / name).is_file():
-                shutil.copyfile(found / name, folder / name)
-        source = Path(self._config.model.path)
-        if not source.is_dir():
-            from transformers import AutoTokenizer  # only for a hub id; slow to import
-
-            AutoTokenizer.from_pretrained(self._config.model.path).save_pretrained(folder)
-            return
-        # Copied, not loaded and saved: a wrongly inferred tokenizer class would change the files.
-        for pattern in TOKENIZER_FILES:
-            for file in source.glob(pattern):
-                shutil.copyfile(file, folder / file.name)
+        return True
 
     def _prune(self) -> None:
         if self._world.leads:
             for step in complete_steps(self._folder)[: -self._config.checkpoint.keep_last]:
                 _remove(self._folder / f"step-{step:06d}")
                 log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
-
-
-class StoredTensors(Mapping[str, Tensor]):
-    """A safetensors file as a lazy mapping, name -> CPU tensor, so that no rank loads a whole checkpoint."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = safe_open(path, framework="pt")
-        self._names = frozenset(self._file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +192,17 @@ class Checkpoint:
     folder: Path
     state: CheckpointState
 
+    shards: StoredShards
+
     @property
     def model_path(self) -> Path:
-        """Model folder for `load_policy`."""
+        """Model in Hugging Face format, once exported."""
         return self.folder / "hf"
+
+    @property
+    def weights(self) -> StoredShards:
+        """Parameters and buffers of the policy."""
+        return self.shards.part(MODEL)
 
     @property
     def alpha_path(self) -> Path:
@@ -228,20 +213,17 @@ class Checkpoint:
         """The buffer service's snapshot."""
         return (self.folder / "buffer.bin").read_bytes()
 
-    def load_optimizer(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Adam's moments and step count, sharded like the parameters. Raises: ConfigError if the model differs."""
-        stored = StoredTensors(self.folder / "optimizer.safetensors")
-        unknown = {key.split("/", 1)[1] for key in stored} - dict(policy.model.named_parameters()).keys()
-        if unknown:
-            raise ConfigError(f"{self.folder} contains moments of {sorted(unknown)}, which the model does not have")
-        load_moments(policy.model, optimizer, stored, self.state.num_updates)
+    def load_policy(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Weights and Adam's moments. Raises: ConfigError if the model differs."""
+        self.weights.load(weights_of(policy.model))
+        load_optimizer(policy.model, optimizer, self.shards.part(OPTIMIZER))
 
     def load_parts(self, parts: Mapping[str, Saved]) -> None:
         """Load the state of the parts; a part without stored state is left unchanged."""
         for name, part in parts.items():
-            path = self.folder / f"{name}.safetensors"
-            if path.exists():
-                part.load(StoredTensors(path))
+            stored = self.shards.part(name)
+            if stored.stored:
+                part.load(stored)
 
     def load_memory(self, memory: GenerationMemory) -> None:
         """Load log pi_gen of groups that may be reused."""
@@ -259,20 +241,22 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
         fields: dict[str, Any] = dict(json.loads((path / "state.json").read_text()))
         if fields["format"] != FORMAT:
             raise ConfigError(f"{path} has format {fields['format']}, this version reads format {FORMAT}")
-        _refuse_damage(path, fields["parts"])
         state = msgspec.convert(fields, CheckpointState)
+        _refuse_damage(path, state.num_files)
+        shards = StoredShards.open(path / SHARDS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise StorageError(f"checkpoint {path} is incomplete: {error!r}; {_instead(folder, step)}") from error
-    return Checkpoint(folder=path, state=state)
+    return Checkpoint(folder=path, state=state, shards=shards)
 
 
-def _refuse_damage(path: Path, parts: Sequence[str]) -> None:
+def _refuse_damage(path: Path, num_files: int) -> None:
     """Raises: OSError, ValueError, SafetensorError if a file is missing or truncated."""
-    json.loads((path / "hf" / "config.json").read_text())
     if not (path / "buffer.bin").is_file():
         raise FileNotFoundError("buffer.bin is missing")
-    named = (*TENSOR_FILES, *(f"{name}.safetensors" for name in parts))
-    for file in map(path.joinpath, named):
+    shards = sorted((path / SHARDS).glob("*.safetensors"))
+    if len(shards) != num_files:
+        raise FileNotFoundError(f"{SHARDS}/ has {len(shards)} of {num_files} files")
+    for file in (*map(path.joinpath, TENSOR_FILES), *shards):
         try:
             with safe_open(file, framework="pt"):
                 pass
@@ -302,9 +286,31 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _finish(partial: Path) -> None:
+@contextmanager
+def _removed_on_failure(partial: Path) -> Iterator[None]:
+    """Free the space of a checkpoint that cannot be written. Raises: StorageError."""
+    try:
+        with storing(partial, SafetensorError):
+            yield
+    except StorageError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _begin(partial: Path, memory: GenerationMemory, alpha: Path, buffer: bytes) -> None:
+    """All files except the shards and state.json."""
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / SHARDS).mkdir(parents=True)
+    anchors = {name: torch.from_numpy(values) for name, values in memory.columns.items()}
+    write_weights(anchors, partial / "anchors.safetensors")
+    link(alpha, partial / "alpha.safetensors")
+    (partial / "buffer.bin").write_bytes(buffer)
+
+
+def _complete(partial: Path, state: CheckpointState) -> None:
     """Make it durable, then rename it; replaces a checkpoint of the same step from before a resume."""
     started = time.perf_counter()
+    (partial / "state.json").write_text(json.dumps(asdict(state)))
     for path in (*partial.rglob("*"), partial):
         to_disk(path)
     final = partial.with_suffix("")

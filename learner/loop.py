@@ -5,7 +5,7 @@
         report progress: step t                                                (the scheduler re-evaluates B_bad)
         D_t = X1 + X2 + X3        from the buffer service         lines 6-17   distributed/shared_buffer.py
         theta_t -> theta_{t+1}    advantages, loss, AdamW         line 18      update/update.py
-        checkpoint, if due or if the buffer is filling up                      checkpoint.py
+        checkpoint, if due or if the buffer is filling up                      checkpoint.py, in the background
         commit t: the buffer may delete batches up to the latest checkpoint    line 19
     alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
 
@@ -59,7 +59,7 @@ class Learner:
     token_records: ResponseRecorder | None = None
     """Only on rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
-    """Seconds of the checkpoint since the last record; reported in the row of the next step."""
+    """Seconds blocked by checkpoints since the last record; reported in the row of the next step."""
 
     def run(self, first_step: int) -> None:
         """Train steps first_step .. T, then publish the final weights.
@@ -95,9 +95,12 @@ class Learner:
         self.record(batch, report, watch)
         if self.checkpoints.is_due(step):
             self.save_checkpoint(step)
+        self.finish_checkpoint(wait=step == self.config.run.num_steps)
         if self.buffer.commit(step, checkpointed=self.checkpoints.newest):
             log.info("step %d early checkpoint: the batches since the last checkpoint are filling the buffer", step)
-            self.save_checkpoint(step)
+            if not self.checkpoints.is_pending:
+                self.save_checkpoint(step)
+            self.finish_checkpoint(wait=True)
             self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
     def next_frame(self, step: int) -> bytes | memoryview:
@@ -118,7 +121,8 @@ class Learner:
             self.records.write_batch(step, frame)
 
     def save_checkpoint(self, step: int) -> None:
-        """Save everything that step + 1 needs."""
+        """Start to save everything that step + 1 needs."""
+        self.finish_checkpoint(wait=True)
         watch = Stopwatch()
         with watch.phase("checkpoint"):
             with self.stop.waiting():
@@ -136,11 +140,23 @@ class Learner:
                 publisher=self.publisher,
                 buffer_snapshot=snapshot,
             )
+        self._blocked_by_checkpoint(watch)
+
+    def finish_checkpoint(self, *, wait: bool) -> None:
+        """Complete the checkpoint that is being written, if it is on the disk; with `wait`, once it is."""
+        watch = Stopwatch()
+        with watch.phase("checkpoint"):
+            is_new = self.checkpoints.finish(wait=wait)
+        if not is_new:
+            return
+        self._blocked_by_checkpoint(watch)
         if self.world.leads:
             self.records.forget_batches(self.checkpoints.oldest_kept)
-        self.between_steps = dict(watch.seconds)
         self.telemetry.gauge("bapo_checkpoint_last_success_timestamp_seconds").set(time.time())
-        self.telemetry.gauge("bapo_checkpoint_last_step").set(step)
+        self.telemetry.gauge("bapo_checkpoint_last_step").set(self.checkpoints.newest)
+
+    def _blocked_by_checkpoint(self, watch: Stopwatch) -> None:
+        self.between_steps["checkpoint"] = self.between_steps.get("checkpoint", 0.0) + watch.seconds["checkpoint"]
 
     def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
         """Write the records, metrics and log line of one step; only on rank 0."""

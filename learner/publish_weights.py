@@ -32,6 +32,7 @@ from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.files import storing
 from learner.canary import canary_tokens, make_canary
 from learner.diagnostics.step_report import Stopwatch
+from learner.distributed.shard_files import FILE_MODE, weights_of
 from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World
 from learner.model.policy import Policy
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 NUM_FILES = 2
 CLOSE_S = 60.0
 """Longest wait for a file that is being written when the learner stops."""
-FILE_MODE = 0o644
-"""safetensors creates files that only their owner can read; workers may run as another user."""
 
 
 @torch.no_grad()
@@ -53,15 +52,8 @@ def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
 
     Collective.
     """
-    return gather(weights_of(policy), dtype)
-
-
-def weights_of(policy: Policy) -> dict[str, Tensor]:
-    """All parameters and persistent buffers, sharded."""
     reshard(policy)
-    saved = policy.model.state_dict().keys()
-    buffers = ((name, buffer) for name, buffer in policy.model.named_buffers() if name in saved)
-    return {name: tensor.detach() for name, tensor in (*policy.model.named_parameters(), *buffers)}
+    return gather(weights_of(policy.model), dtype)
 
 
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
@@ -114,7 +106,8 @@ class WeightPublisher:
         with watch.phase("gather"):
             canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
             dtype: torch.dtype = getattr(torch, self._config.model.dtype)
-            tensors = in_order(weights_of(self._policy), dtype)
+            reshard(self._policy)
+            tensors = in_order(weights_of(self._policy.model), dtype)
             # A transfer knows no rollback.
             sender = None if self._rollback else self._sender
             if sender is None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
 from bapo.analysis.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
@@ -93,7 +92,7 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
     checkpoint = open_checkpoint(flags.run.path / "checkpoints", step) if step else None
     alone = replace(flags, run=RunDirectory(scratch), extra=argparse.Namespace(resume=False))
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
-    learner = make_learner(alone, world, StopFlag(), Telemetry(), None, checkpoint, images=flags.run.images)
+    learner = make_learner(alone, world, StopFlag(), Telemetry(), None, images=flags.run.images)
     if checkpoint:
         load_state(learner, checkpoint)
     return learner
@@ -120,11 +119,11 @@ def _recording_every_step(config: Config) -> Config:
 
 def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float | None:
     """Largest difference of any weight from the checkpoint of `step`; None if there is none."""
-    path = run.checkpoint_dir(step) / "hf" / "model.safetensors"
     if step not in run.checkpoint_steps():
         return None
-    stored, mine = load_file(path), gather_weights(learner.policy, torch.float32)
-    return max(float((mine[name] - stored[name]).abs().max()) for name in stored)
+    stored = open_checkpoint(run.path / "checkpoints", step).weights
+    mine = gather_weights(learner.policy, torch.float32)
+    return max(float((mine[name] - other).abs().max()) for piece in stored.whole() for name, other in piece.items())
 
 
 NOT_COMPARED = ("time", "tokens_per_s", "mfu", "policy_version")

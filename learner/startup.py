@@ -55,6 +55,7 @@ from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.spawn_ranks import ASKED
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World, join, leave, lost_rank, pick_device
+from learner.export import export_model
 from learner.loop import Learner
 from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
@@ -144,7 +145,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         show_run(telemetry, config, flags.run.path)
     checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
-    learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
+    learner = make_learner(flags, world, stop, telemetry, peers)
     show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
     if flags.extra.resume:
         _resume(flags, learner, peers, checkpoint)
@@ -162,6 +163,9 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         learner.publisher.close()
         if learner.token_records is not None:
             learner.token_records.close()
+    newest = newest_checkpoint(flags.run.path / "checkpoints") if world.leads else None
+    if newest is not None:
+        export_model(newest, flags.config.model.path)
     log.info("finished %d steps", flags.config.run.num_steps)
 
 
@@ -171,17 +175,16 @@ def make_learner(
     stop: StopFlag,
     telemetry: Telemetry,
     peers: Peers | None,
-    checkpoint: Checkpoint | None,
     images: ImageFiles | None = None,
 ) -> Learner:
-    """Create a learner with the weights of the base model or of the checkpoint.
+    """Create a learner with the weights of the base model.
 
     Args:
         peers: only on rank 0.
         images: those of another run directory than that of the flags.
     """
     config, run_path = flags.config, flags.run.path
-    policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
+    policy = load_policy(config.model.path, config, world)
     reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
     critic = load_critic(config, world) if config.loss.advantage == "gae" else None
     return Learner(
@@ -291,8 +294,8 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Load optimizer, stored anchors and parts; the weights were loaded with the model."""
-    checkpoint.load_optimizer(learner.policy, learner.updater.optimizer)
+    """Load weights, optimizer, stored anchors and parts."""
+    checkpoint.load_policy(learner.policy, learner.updater.optimizer)
     checkpoint.load_memory(learner.updater.memory)
     checkpoint.load_parts(learner.updater.parts)
 

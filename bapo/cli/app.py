@@ -15,7 +15,7 @@ from bapo.cli.buffer import files, inspect, maintain
 from bapo.cli.help import HELP, Command, Group, Panel, group
 from bapo.cli.recorded import compare, replay, whatif
 from bapo.cli.running import logs, monitor, runs, stop
-from bapo.cli.training import init, study, train, up
+from bapo.cli.training import export, init, study, train, up
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
 
@@ -61,6 +61,7 @@ def _add(panel: Panel, function: Callable[..., Any], name: str | None = None, *,
 _add(Panel.TRAIN, init.init)
 _add(Panel.TRAIN, train.train, overrides=True)
 _add(Panel.TRAIN, train.evaluate, "eval", overrides=True)
+_add(Panel.TRAIN, export.export)
 _add(Panel.TRAIN, study.study)
 _add(Panel.RUNS, runs.runs)
 _add(Panel.RUNS, runs.status)

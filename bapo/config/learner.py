@@ -77,6 +77,9 @@ class CheckpointConfig(Frozen):
     """Steps between checkpoints. A checkpoint contains weights, optimizer, data position and buffer."""
     keep_last: int = Field(3, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
+    background: bool = True
+    """Write a checkpoint while the next steps train. The learner waits only until weights and moments are copied to
+    host memory (12 bytes per parameter, over all ranks); false: until they are on the disk, without the copy."""
     keep_batches: bool = True
     """Keep the batches after the oldest checkpoint (RUN/batches), so that `bapo replay` can replay a step. Needs disk
     space for `every` x `keep_last` batches."""

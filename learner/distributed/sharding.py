@@ -1,4 +1,4 @@
-"""Sharding of parameters, gradients and optimizer moments over the ranks (FSDP2).
+"""Sharding of parameters and gradients over the ranks (FSDP2).
 
 With one rank in float32 every function here is the identity. Functions that gather or scatter are collective.
 """
@@ -21,10 +21,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from learner.distributed.world import World, backend
 
 log = logging.getLogger(__name__)
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-UPDATES = "num_updates"
-"""Name of the tensor with the number of updates, stored together with the moments."""
 
 
 def is_spread(world: World, dtype: torch.dtype) -> bool:
@@ -142,15 +138,6 @@ def broadcast(tensor: Tensor) -> None:
     dist.broadcast(tensor, src=0)
 
 
-def spread_like(value: Tensor, model: Tensor) -> Tensor:
-    """Shard `value`, which every rank has in full, like `model`."""
-    value = value.to(model.device, model.dtype)
-    if not isinstance(model, DTensor):
-        return value
-    # Every rank slices its own copy: no communication.
-    return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)
-
-
 @torch.no_grad()
 def copy_parameters(source: nn.Module, target: nn.Module) -> None:
     """Copy the parameters of `source` to `target`, which is sharded in the same way. Collective."""
@@ -160,49 +147,7 @@ def copy_parameters(source: nn.Module, target: nn.Module) -> None:
         mine.copy_(theirs)
 
 
-@torch.no_grad()
-def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load full parameters by name into `module`, before its first forward pass."""
-    for name, parameter in module.named_parameters():
-        parameter.copy_(spread_like(tensors[name], parameter))
-
-
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
     """The decoder layers of `module.model`, a transformers model."""
     classes = set(getattr(module.model, "_no_split_modules", None) or ())
     return [layer for layer in module.modules() if type(layer).__name__ in classes]
-
-
-def gather_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Full moments on the CPU of rank 0. Collective; parameters must be sharded (`reshard`)."""
-    states = {name: optimizer.state.get(parameter) for name, parameter in module.named_parameters()}
-    return gather({f"{moment}/{name}": state[moment] for name, state in states.items() if state for moment in MOMENTS})
-
-
-def load_moments(
-    module: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor], updates: int
-) -> None:
-    """Load moments, sharded like the parameters. A parameter without moments never had a gradient."""
-    for name, parameter in module.named_parameters():
-        if f"{MOMENTS[0]}/{name}" in stored:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(updates), device=parameter.device),
-                **{moment: spread_like(stored[f"{moment}/{name}"], parameter) for moment in MOMENTS},
-            }
-
-
-def num_updates(optimizer: torch.optim.Optimizer) -> int:
-    """Optimizer steps so far."""
-    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
-
-
-def gather_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments and number of updates on rank 0; empty before the first update. Collective."""
-    moments = gather_moments(module, optimizer)
-    return {**moments, UPDATES: torch.tensor(num_updates(optimizer))} if moments else {}
-
-
-def load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor]) -> None:
-    """Load the result of `gather_optimizer`."""
-    if UPDATES in stored:
-        load_moments(module, optimizer, stored, int(stored[UPDATES]))

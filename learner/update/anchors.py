@@ -27,7 +27,8 @@ from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.config.objective import LossConfig
 from bapo.core.types import Batch
 from learner.batch.packing import Columns, token_spans
-from learner.distributed.sharding import copy_parameters, gather, load_parameters, reshard
+from learner.distributed.shard_files import StoredShards, weights_of
+from learner.distributed.sharding import copy_parameters, reshard
 from learner.model.policy import Policy
 
 Float32s = NDArray[np.float32]
@@ -139,15 +140,15 @@ class Reference:
         return reference_share(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """State for a checkpoint; empty while it is the base model. Collective."""
+        """State for a checkpoint; empty while it is the base model."""
         if not self._replaced:
             return {}
         reshard(self.policy)
-        return gather(dict(self.policy.model.named_parameters()))
+        return weights_of(self.policy.model)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, stored: StoredShards) -> None:
         """Load from a checkpoint."""
-        load_parameters(self.policy.model, tensors)
+        stored.load(weights_of(self.policy.model))
         self._replaced = True
 
 

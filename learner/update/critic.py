@@ -24,7 +24,16 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from learner.batch.advantages import entry_factor, shaped_rewards
 from learner.batch.packing import MicroBatch
-from learner.distributed.sharding import gather, gather_optimizer, load_optimizer, load_parameters, reshard
+from learner.distributed.shard_files import (
+    MODEL,
+    OPTIMIZER,
+    StoredShards,
+    joined,
+    load_optimizer,
+    optimizer_state,
+    weights_of,
+)
+from learner.distributed.sharding import reshard
 from learner.distributed.world import World
 from learner.model.backbone import attention, freeze_vision, hidden_states
 from learner.model.layers import LayerOptions
@@ -142,14 +151,14 @@ class CriticTrainer:
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """State for a checkpoint. Collective."""
+        """State for a checkpoint."""
         reshard(self.critic)
-        return {**gather(dict(self.critic.named_parameters())), **gather_optimizer(self.critic, self.optimizer)}
+        return joined({MODEL: weights_of(self.critic), OPTIMIZER: optimizer_state(self.critic, self.optimizer)})
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, stored: StoredShards) -> None:
         """Load from a checkpoint."""
-        load_parameters(self.critic, tensors)
-        load_optimizer(self.critic, self.optimizer, tensors)
+        stored.part(MODEL).load(weights_of(self.critic))
+        load_optimizer(self.critic, self.optimizer, stored.part(OPTIMIZER))
 
 
 def value_loss(value_M: Tensor, old_M: Tensor, return_M: Tensor, value_clip: float) -> Tensor:

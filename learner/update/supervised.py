@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bapo.config.tree import Config
 from learner.batch.packing import MicroBatch, minibatches
-from learner.distributed.sharding import gather_optimizer, load_optimizer
+from learner.distributed.shard_files import StoredShards, load_optimizer, optimizer_state
 from learner.model.policy import Policy
 from learner.update.passes import Passes
 from learner.update.step_state import StepInputs
@@ -65,9 +65,9 @@ class Supervised:
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """State for a checkpoint. Collective."""
-        return gather_optimizer(self._policy.model, self.optimizer)
+        """State for a checkpoint."""
+        return optimizer_state(self._policy.model, self.optimizer)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, stored: StoredShards) -> None:
         """Load from a checkpoint."""
-        load_optimizer(self._policy.model, self.optimizer, tensors)
+        load_optimizer(self._policy.model, self.optimizer, stored)

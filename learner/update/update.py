@@ -28,6 +28,7 @@ from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, U
 from learner.diagnostics.theorem_meter import Diagnosis, diagnose
 from learner.diagnostics.token_values import TokenTrace
 from learner.diagnostics.utilization import Utilization, gpu_events, model_flops, utilization
+from learner.distributed.shard_files import StoredShards
 from learner.distributed.sharding import whole
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
@@ -56,10 +57,10 @@ class Saved(Protocol):
     """A part of the learner with its own state: a critic, a second optimizer, a replaced reference."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Full tensors on the CPU of rank 0; empty on other ranks, and while there is nothing to save. Collective."""
+        """Tensors by name, sharded ones as DTensor; empty while there is nothing to save."""
         ...
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, stored: StoredShards) -> None:
         """Load the result of `tensors`."""
         ...
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -48,7 +51,12 @@ def three_steps(folder: Path, config: str, splits: tuple[str, ...]) -> RunDirect
 def test_three_steps_of_the_demo_train_the_shipped_model(tmp_path: Path) -> None:
     run = three_steps(tmp_path, "deploy/configs/demo.toml", ("cd34", "cd4"))
     exported = run.checkpoint_dir(3) / "hf"
-    assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() == 646_784
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    assert model.num_parameters() == 646_784
+    export = [sys.executable, "-m", "bapo.cli", "export", str(run.path), "--out", str(tmp_path / "mine")]
+    subprocess.run(export, check=True, cwd=REPOSITORY)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_three_steps_of_the_mathematics_demo_train_its_model(tmp_path: Path) -> None:

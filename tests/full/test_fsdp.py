@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from tests.support.methods_rank import METHODS
+from tests.support.shards import stored_tensors
 from tests.support.spawn_ranks import TIMEOUT_S, assert_same_numbers, run_ranks, spawn_ranks
 from tests.support.tiny_model import write_tiny_model
 
@@ -33,6 +35,19 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
     np.testing.assert_allclose(alone, want[4:], rtol=2e-4, atol=1e-4)
 
 
+def test_a_checkpoint_keeps_its_bits_on_another_number_of_ranks(model_path: Path, tmp_path: Path) -> None:
+    run_ranks(model_path, tmp_path, 2, 1, 2)
+    folder = tmp_path / "checkpoints" / "step-000002"
+    first = stored_tensors(folder)
+    assert {name.partition("/")[0] for name in first} == {"model", "optimizer"}
+    for num_ranks, shard_ranks in ((4, 4), (4, 2), (1, 1)):
+        run_ranks(model_path, tmp_path, num_ranks, 3, 2, minibatch_size=4, shard_ranks=shard_ranks)
+        assert len(list((folder / "learner").iterdir())) == shard_ranks, "of replicas, the first writes"
+        again = stored_tensors(folder)
+        assert again.keys() == first.keys()
+        assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[list[float]]]:
     """A model with a head of its own, which is gathered for itself; and a run of one rank."""
@@ -49,8 +64,10 @@ def test_four_ranks_give_the_losses_gradients_and_weights_of_one(
     found = run_ranks(model, tmp_path, 4, 1, 2, minibatch_size=4, shard_ranks=shard_ranks)
     assert all(rank == found[0] for rank in found), "every rank reports the numbers of all"
     assert_same_numbers(found[0], want)
-    for file in ("weights/version-000003.safetensors", "checkpoints/step-000002/optimizer.safetensors"):
-        mine, theirs = load_file(tmp_path / file), load_file(one / file)
+    weights, checkpoint = "weights/version-000003.safetensors", "checkpoints/step-000002"
+    assert len(list((tmp_path / checkpoint / "learner").iterdir())) == shard_ranks, "replicas are written once"
+    for read, file in ((load_file, weights), (stored_tensors, checkpoint)):
+        mine, theirs = read(tmp_path / file), read(one / file)
         assert mine.keys() == theirs.keys()
         for name, values in mine.items():
             np.testing.assert_allclose(values, theirs[name], rtol=0, atol=5e-4, err_msg=name)

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support.fsdp_rank import METER_FILE
+from tests.support.shards import stored_tensors
 from tests.support.spawn_ranks import assert_same_numbers, run_ranks
 
 
@@ -18,6 +19,15 @@ from tests.support.spawn_ranks import assert_same_numbers, run_ranks
 def one_rank(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[float]]]:
     run = tmp_path_factory.mktemp("one")
     return run, run_ranks(model_path, run, 1, 1, 4)[0]
+
+
+def assert_same_checkpoints(one: Path, other: Path, step: int, atol: float) -> None:
+    name = f"checkpoints/step-{step:06d}"
+    assert_same_files(one / name / "anchors.safetensors", other / name / "anchors.safetensors", atol)
+    first, second = stored_tensors(one / name), stored_tensors(other / name)
+    assert first.keys() == second.keys()
+    for key, values in first.items():
+        np.testing.assert_allclose(values, second[key], rtol=0, atol=atol, err_msg=key)
 
 
 def assert_same_files(one: Path, other: Path, atol: float) -> None:
@@ -40,10 +50,7 @@ def test_two_ranks_give_the_losses_weights_and_checkpoints_of_one(
     assert_same_files(
         tmp_path / "weights" / "version-000005.safetensors", run / "weights" / "version-000005.safetensors", 5e-4
     )
-    for name in ("hf/model.safetensors", "optimizer.safetensors", "anchors.safetensors"):
-        assert_same_files(
-            tmp_path / "checkpoints/step-000002" / name, run / "checkpoints/step-000002" / name, atol=5e-4
-        )
+    assert_same_checkpoints(tmp_path, run, 2, atol=5e-4)
     assert_same_meter(tmp_path / METER_FILE, run / METER_FILE)
 
 

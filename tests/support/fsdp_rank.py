@@ -3,7 +3,8 @@
     python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP MINIBATCH_SIZE SHARD_RANKS
 
 Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
-directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint.
+directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint;
+FIRST_STEP > LAST_STEP saves it again as that of LAST_STEP.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int, s
             "shard_ranks": shard_ranks,
         },
         loss={"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01},
+        checkpoint={"background": True},
     )
 
 
@@ -55,7 +57,6 @@ def main(
         Path(run),
         buffer=FakeBuffer(batch_of),
         fleet=FakeFleet(),
-        checkpoint=checkpoint,
         resume=resumes,
         world=world,
     )
@@ -66,6 +67,9 @@ def main(
     if checkpoint:
         load_state(learner, checkpoint)
         republish(learner, checkpoint)
+    if int(first_step) > int(last_step):
+        learner.save_checkpoint(int(last_step))
+        learner.finish_checkpoint(wait=True)
     sys.stdout.write(json.dumps(_losses(learner, int(first_step))) + "\n")
     if world.leads:
         rows = [{key: row[key] for key in ("divergences", "bounds")} for row in learner.records.rows]

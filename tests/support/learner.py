@@ -32,7 +32,6 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.rollout_client import WorkerStatus
-from learner.checkpoint import Checkpoint
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.loop import Learner
@@ -66,7 +65,7 @@ def learner_config(path: Path | str = "model", **sections: Mapping[str, Any]) ->
             "device": "cpu",
             "port": 0,
         },
-        "checkpoint": {"every": 2, "keep_last": 2},
+        "checkpoint": {"every": 2, "keep_last": 2, "background": False},
         "diagnostics": {"texts": 0},
     }
     for section, fields in sections.items():
@@ -305,7 +304,6 @@ def make_test_learner(
     *,
     buffer: FakeBuffer,
     fleet: FakeFleet,
-    checkpoint: Checkpoint | None = None,
     resume: bool = False,
     stop: StopFlag | None = None,
     world: World = ALONE,
@@ -317,6 +315,6 @@ def make_test_learner(
         extra=argparse.Namespace(buffer_url="http://unused:1", rollout_url="http://unused:1", resume=resume),
     )
     peers = Peers(buffer=buffer, fleet=fleet) if world.leads else None
-    learner = make_learner(flags, world, stop or StopFlag(), Telemetry(), peers, checkpoint)
+    learner = make_learner(flags, world, stop or StopFlag(), Telemetry(), peers)
     learner.records = FakeRecords()
     return learner

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from learner.batch.packing import columns_of, microbatches_of
-from learner.distributed.sharding import gather_moments
+from learner.distributed.shard_files import optimizer_state
 from learner.model.logprobs import response_logprobs
 from learner.model.policy import Policy
 from learner.publish_weights import gather_weights
@@ -89,7 +89,8 @@ def test_moments_are_found_behind_a_pass(model_path: Path, tmp_path: Path) -> No
     with torch.no_grad():
         logprobs_of(policy, model_path)
     weights = gather_weights(policy, torch.float32)
-    moments = gather_moments(policy.model, updater.optimizer)
+    moments = optimizer_state(policy.model, updater.optimizer)
+    assert moments.pop("num_updates").tolist() == [1]
     assert moments.keys() == {f"{moment}/{name}" for moment in ("exp_avg", "exp_avg_sq") for name in weights}
     assert {moment.dtype for moment in moments.values()} == {torch.float32}
 

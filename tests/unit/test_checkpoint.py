@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,11 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Batch, Origin
 from bapo.runtime.file_digest import digest_of
-from learner.checkpoint import complete_steps
+from bapo.runtime.model_files import missing_parts
+from learner.checkpoint import complete_steps, open_checkpoint
+from learner.distributed.shard_files import _RankWriter, weights_of
 from learner.distributed.stopping import Stopped
+from learner.export import export_model
 from learner.loop import Learner
 from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
 from tests.support.learner import (
@@ -35,7 +40,10 @@ from tests.support.learner import (
     with_groups,
     with_supervised,
 )
+from tests.support.shards import stored_tensors
 from tests.support.tiny_model import reference_logprobs
+
+SHARD = "learner/shard-00001-model-00001-of-00001.safetensors"
 
 
 def batch_of(step: int) -> Batch:
@@ -64,14 +72,22 @@ def run_config(model_path: Path, **sections: dict[str, object]) -> Config:
 def train(config: Config, run: Path, buffer: FakeBuffer, fleet: FakeFleet, *, resume: bool = False) -> Learner:
     """What `__main__` does around the loop."""
     checkpoint = newest_checkpoint(run / "checkpoints") if resume else None
-    learner = make_test_learner(config, run, buffer=buffer, fleet=fleet, checkpoint=checkpoint, resume=resume)
+    learner = make_test_learner(config, run, buffer=buffer, fleet=fleet, resume=resume)
     if resume:
         resume_buffer(learner.buffer, checkpoint)
     if checkpoint:
         load_state(learner, checkpoint)
         republish(learner, checkpoint)
     learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    newest = newest_checkpoint(run / "checkpoints")
+    assert newest is not None
+    export_model(newest, config.model.path)
     return learner
+
+
+def save_now(learner: Learner, step: int) -> None:
+    learner.save_checkpoint(step)
+    learner.finish_checkpoint(wait=True)
 
 
 def dying_buffer(at_step: int) -> FakeBuffer:
@@ -148,12 +164,18 @@ def test_what_single_methods_keep_is_resumed_too(method: str, killed_at: int, mo
         again = resumed.updater.parts[name].tensors()
         assert all(torch.equal(tensor, again[key]) for key, tensor in part.tensors().items()), name
     expected = {"critic": "critic", "remix": "reference", "supervised": "supervised"}[method]
-    assert (tmp_path / "straight" / "checkpoints" / "step-000007" / f"{expected}.safetensors").exists()
+    newest = newest_checkpoint(tmp_path / "straight" / "checkpoints")
+    assert newest is not None
+    assert newest.shards.part(expected).stored
 
 
-def test_a_checkpoint_is_an_hf_folder_with_weights_tokenizer_alpha_and_buffer(model_path: Path, tmp_path: Path) -> None:
+def test_the_last_checkpoint_has_the_model_its_tokenizer_alpha_and_the_buffer(model_path: Path, tmp_path: Path) -> None:
     learner = train(run_config(model_path), tmp_path, FakeBuffer(batch_of), FakeFleet())
     folder = tmp_path / "checkpoints" / "step-000007"
+    assert not (tmp_path / "checkpoints" / "step-000006" / "hf").exists()
+    assert {path.name for path in folder.iterdir()} == {
+        "learner", "hf", "anchors.safetensors", "alpha.safetensors", "buffer.bin", "state.json",
+    }  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, dict(learner.policy.model.named_parameters())[name])
@@ -170,6 +192,24 @@ def test_a_checkpoint_is_an_hf_folder_with_weights_tokenizer_alpha_and_buffer(mo
     )
     want = reference_logprobs(model, state["canary"]["token_ids"]).numpy()
     np.testing.assert_allclose(state["canary"]["logprobs"], want, atol=1e-5)
+
+
+def test_an_export_in_several_files_has_the_bits_of_its_checkpoint_and_is_there_wholly_or_not_at_all(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    earlier, out = open_checkpoint(tmp_path / "checkpoints", 2), tmp_path / "exports" / "mine"
+    monkeypatch.setattr("learner.export.FILE_BYTES", 100_000)
+    with files_of_at_most(50_000), pytest.raises(StorageError, match="mine"):
+        export_model(earlier, str(model_path), out)
+    assert list(out.parent.iterdir()) == []
+    export_model(earlier, str(model_path), out)
+    assert len(list(out.glob("model-*-of-*.safetensors"))) > 1
+    stored = stored_tensors(earlier.folder, "model")
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.float32
+    assert all(torch.equal(parameter, stored[name]) for name, parameter in model.named_parameters())
+    assert missing_parts(out) == []
 
 
 def test_a_buffer_that_has_lost_its_batches_gets_the_snapshot_back(model_path: Path, tmp_path: Path) -> None:
@@ -229,10 +269,10 @@ def test_a_checkpoint_is_on_the_disk_before_anything_is_forgotten(
     note("fsync", os, lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")))
     note("replace", os, lambda source, target: Path(target))
     note("rmtree", shutil, lambda path, ignore_errors=False: path)
-    learner.save_checkpoint(5)
+    save_now(learner, 5)
     named = done.index(("replace", "step-000005"))
     assert {path for what, path in done[:named] if what == "fsync"} >= {
-        "step-000005.partial", "step-000005.partial/hf", "step-000005.partial/hf/model.safetensors",
+        "step-000005.partial", "step-000005.partial/learner", f"step-000005.partial/{SHARD}",
         "step-000005.partial/state.json",
     }  # fmt: skip
     assert done[named + 1] == ("fsync", ".")
@@ -252,7 +292,7 @@ def test_a_learner_that_is_killed_while_it_removes_a_checkpoint_leaves_no_half_o
     with monkeypatch.context() as patch:
         patch.setattr("learner.checkpoint.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            learner.save_checkpoint(5)
+            save_now(learner, 5)
     assert complete_steps(tmp_path / "checkpoints") == [4, 5]
 
 
@@ -270,14 +310,14 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 def test_a_full_disk_is_a_storage_error_and_the_older_checkpoint_stays(model_path: Path, tmp_path: Path) -> None:
     config = run_config(model_path, run={"num_steps": 2})
     learner = train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
-    weights = (tmp_path / "checkpoints/step-000002/hf/model.safetensors").stat().st_size
+    size = (tmp_path / "checkpoints/step-000002" / SHARD).stat().st_size
     digests = {path: digest_of(path) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
-    # Room for the weights, not for the optimizer's moments, which are twice as large.
-    with files_of_at_most(weights + 1000), pytest.raises(StorageError, match="step-000003"):
-        learner.save_checkpoint(3)
+    # Room for the small files, not for the shards.
+    with files_of_at_most(size - 1000), pytest.raises(StorageError, match="step-000003"):
+        save_now(learner, 3)
     assert {path: digest_of(path) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == digests
     assert learner.checkpoints.newest == 2
-    learner.save_checkpoint(3)
+    save_now(learner, 3)
     assert complete_steps(tmp_path / "checkpoints") == [2, 3]
 
 
@@ -294,8 +334,7 @@ def test_a_damaged_or_foreign_state_is_refused(model_path: Path, tmp_path: Path)
         newest_checkpoint(tmp_path / "checkpoints")
 
 
-FILES = ("hf/model.safetensors", "hf/config.json", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors",
-         "reference.safetensors", "state.json")  # fmt: skip
+FILES = (SHARD, "anchors.safetensors", "alpha.safetensors", "state.json")
 
 
 def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_changed(
@@ -311,7 +350,7 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
             with pytest.raises(StorageError, match=r"step-000004 is incomplete: .* resumes after step 2$"):
                 newest_checkpoint(tmp_path / "checkpoints")
         (folder / name).write_bytes(whole)
-    for name in ("optimizer.safetensors", "reference.safetensors", "buffer.bin"):
+    for name in (SHARD, "alpha.safetensors", "buffer.bin"):
         (folder / name).rename(tmp_path / "away")
         with pytest.raises(StorageError, match="step-000004 is incomplete"):
             newest_checkpoint(tmp_path / "checkpoints")
@@ -362,3 +401,76 @@ def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: 
         agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
     with pytest.raises(Stopped, match="rank 0 stopped"):
         agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Shards are on the disk only once the event is set."""
+    written = threading.Event()
+    finish = _RankWriter.finish
+
+    def waiting(self: _RankWriter, *args: Any, **options: Any) -> None:
+        assert written.wait(30.0)
+        finish(self, *args, **options)
+
+    monkeypatch.setattr(_RankWriter, "finish", waiting)
+    yield written
+    written.set()
+
+
+def learner_in_background(model_path: Path, run: Path, buffer: FakeBuffer) -> Learner:
+    config = run_config(model_path, checkpoint={"every": 2, "keep_last": 2, "background": True})
+    return make_test_learner(config, run, buffer=buffer, fleet=FakeFleet())
+
+
+def test_steps_train_while_a_checkpoint_is_written_with_the_weights_of_its_own_step(
+    model_path: Path, tmp_path: Path, slow_disk: threading.Event
+) -> None:
+    buffer = FakeBuffer(batch_of)
+    learner = learner_in_background(model_path, tmp_path, buffer)
+    learner.run_step(1)
+    learner.run_step(2)
+    saved = {name: tensor.clone() for name, tensor in weights_of(learner.policy.model).items()}
+    learner.run_step(3)
+    assert any(not torch.equal(tensor, saved[name]) for name, tensor in weights_of(learner.policy.model).items())
+    assert complete_steps(tmp_path / "checkpoints") == []
+    assert buffer.told[-1] == ("commit", (3, 0)), "the buffer keeps the batches of a checkpoint that is not complete"
+    slow_disk.set()
+    learner.run_step(4)
+    assert complete_steps(tmp_path / "checkpoints") == [2], "waited for before the next one begins"
+    stored = stored_tensors(tmp_path / "checkpoints" / "step-000002", "model")
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in saved.items())
+    learner.finish_checkpoint(wait=True)
+    assert complete_steps(tmp_path / "checkpoints") == [2, 4]
+
+
+def test_a_full_disk_in_the_background_ends_the_run_at_the_next_step(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    learner = learner_in_background(model_path, tmp_path, FakeBuffer(batch_of))
+    learner.run_step(1)
+    monkeypatch.setattr(_RankWriter, "finish", refusing)
+    learner.run_step(2)
+    with pytest.raises(StorageError, match=r"step-000002.partial: No space left on device"):
+        learner.finish_checkpoint(wait=True)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_buffer_that_runs_full_waits_for_the_checkpoint_that_is_being_written(
+    model_path: Path, tmp_path: Path, slow_disk: threading.Event
+) -> None:
+    class Full(FakeBuffer):
+        def commit(self, step: int, *, checkpointed: int) -> bool:
+            if step == 3:
+                slow_disk.set()
+            return super().commit(step, checkpointed=checkpointed)
+
+    buffer = Full(batch_of, wants_checkpoint_at=frozenset({3}))
+    learner = learner_in_background(model_path, tmp_path, buffer)
+    learner.run_step(1)
+    learner.run_step(2)
+    learner.run_step(3)
+    assert [step for what, step in buffer.told if what == "commit"][-2:] == [(3, 0), (3, 2)]

@@ -168,6 +168,12 @@ def test_eval_of_a_run_needs_a_checkpoint_that_is_there(tmp_path: Path, config_f
     assert "has its own config" in text
 
 
+def test_export_needs_a_checkpoint_and_a_new_folder(tmp_path: Path, config_file: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
+    assert "has no checkpoint yet" in str(refusal("export", str(run.path)))
+    assert "exists already" in str(refusal("export", str(run.path), "--out", str(tmp_path)))
+
+
 def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path) -> None:
     config = load_config([config_file], ["--rollout.port", "0"])
     run = RunDirectory.create(tmp_path / "run", dump_toml(config))

@@ -21,6 +21,7 @@ from bapo.cli.arguments import (
     say,
     split_tokens,
 )
+from bapo.cli.training.export import exported
 from bapo.cli.training.start import DEMO, DryRun, create_run, dry_run_of, refuse_empty, refuse_unnamed
 from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
@@ -97,7 +98,7 @@ def evaluate(
         if files:
             raise ConfigError(f"{target} is a run and has its own config; remove {', '.join(files)}")
         run = RunDirectory.open(target)
-        model, files = _checkpoint(run, step), [str(run.config_path)]
+        model, files = str(exported(run, step)), [str(run.config_path)]
     elif step is not None:
         raise ConfigError(f"--step requires a run, but {target} is not a run directory")
     elif not Path(target).is_dir() and (not is_hub_id(target) or Path(target).parts[0] == "outputs"):
@@ -144,13 +145,3 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
     if "--quiet" not in flags:
         say(f"resuming {run.path} {run.resume_point}")
     hand_over("train", "--run-dir", str(run.path), "--resume", *flags)
-
-
-def _checkpoint(run: RunDirectory, step: int | None) -> str:
-    steps = run.checkpoint_steps()
-    if not steps:
-        raise ConfigError(f"run {run.path} has no checkpoint yet; pass a model instead")
-    chosen = steps[-1] if step is None else step
-    if chosen not in steps:
-        raise ConfigError(f"run {run.path} has no checkpoint of step {chosen}; available: {', '.join(map(str, steps))}")
-    return str(run.checkpoint_dir(chosen) / "hf")

@@ -153,4 +153,5 @@ def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:
         return
     newest = run.checkpoint_dir(steps[-1])
     yield "checkpoint", str(newest)
-    yield "model", f"{newest / 'hf'} (load it with transformers)"
+    exported = newest / "hf"
+    yield "model", f"{exported} (load it with transformers)" if exported.is_dir() else f"bapo export {run.path}"

@@ -1,0 +1,62 @@
+"""`bapo export`: the model of a checkpoint in Hugging Face format."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.cli.arguments import Run, open_run, say
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
+
+
+def export(
+    run: Run,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Checkpoint of the run to export; default: the latest.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to create; default: hf in the checkpoint.")
+    ] = None,
+) -> None:
+    """Write the model of a checkpoint in Hugging Face format, in float32, with its tokenizer.
+
+    A run does this for its last step. transformers and vLLM load the folder.
+
+    Examples:
+
+      bapo export outputs/demo-001
+      bapo export outputs/demo-001 --step 40 --out models/mine
+    """
+    directory = open_run(run)
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} exists already; name a folder to create")
+    say(str(exported(directory, step, out)))
+
+
+def exported(run: RunDirectory, step: int | None, out: Path | None = None) -> Path:
+    """The folder with the model of a checkpoint, written if it does not exist.
+
+    Args:
+        step: None: the latest checkpoint.
+        out: None: in the checkpoint.
+    Raises: ConfigError if there is no such checkpoint.
+    """
+    steps = run.checkpoint_steps()
+    if not steps:
+        raise ConfigError(f"run {run.path} has no checkpoint yet")
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        raise ConfigError(f"run {run.path} has no checkpoint of step {chosen}; available: {', '.join(map(str, steps))}")
+    folder = run.checkpoint_dir(chosen) / "hf" if out is None else out
+    if not folder.exists():
+        flags = ["--config", str(run.config_path), "--run-dir", str(run.path), "--step", str(chosen)]
+        command = [sys.executable, "-m", "learner.export", *flags, *(["--out", str(out)] if out else [])]
+        done = subprocess.run(command, check=False)
+        if done.returncode:  # it has reported the reason
+            raise typer.Exit(done.returncode)
+    return folder
