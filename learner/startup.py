@@ -143,6 +143,8 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         flags.run.write_port("learner", port)
         make_embeddings(config, flags.run)
         show_run(telemetry, config, flags.run.path)
+    # Hosts are started apart, possibly with different flags: those of rank 0 count.
+    flags.extra.resume = world.share(b"1" if flags.extra.resume else b"0") == b"1"
     checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers)

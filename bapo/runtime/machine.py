@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
+from bapo.runtime.rank_environment import nodes_of
 
 GIB = 1 << 30
 BASE_GIB = 3.5
@@ -108,10 +109,10 @@ def workers_on(num_gpus: int, per_worker: float) -> int:
 
 
 def ranks_on_gpus(config: Config) -> int:
-    """Learner ranks that use GPUs if available: all or none."""
+    """Learner ranks of this host that use GPUs if available: all or none. Raises: ConfigError (PET_NNODES)."""
     device, torch = config.learner.device, installed("torch")
     takes = device == "cuda" or (device == "auto" and torch is not None and not torch.endswith("+cpu"))
-    return config.learner.num_ranks if takes else 0
+    return len(nodes_of().ranks_here(config.learner.num_ranks)) if takes else 0
 
 
 def vllm_build() -> str | None:

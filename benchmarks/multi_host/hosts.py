@@ -20,7 +20,6 @@ from typing import IO, Self
 NETWORK = "10.231.78"
 SETTLE = """
 set -e
-ip link set lo up
 mount --make-rprivate /
 mkdir -p /tmp/ray
 mount -t tmpfs -o size=2g tmpfs /tmp/ray
@@ -71,6 +70,7 @@ class Hosts:
         ip("-n", switch, "link", "set", f"v{i}", "master", "br0", "up")
         ip("-n", host, "addr", "add", f"{address(i)}/24", "dev", "eth0")
         ip("-n", host, "link", "set", "eth0", "up")
+        ip("-n", host, "link", "set", "lo", "up")
         ip("-n", host, "route", "add", "default", "via", f"{NETWORK}.1")
 
     def start(
@@ -112,6 +112,10 @@ class Hosts:
             )
         self._processes.append(process)
         return process
+
+    def namespace(self, i: int) -> Path:
+        """The network of host `i`, for setns(2)."""
+        return Path("/run/netns") / f"{self._name}h{i}"
 
     def cut(self, i: int) -> None:
         """Pull the cable of host `i`, at the switch."""

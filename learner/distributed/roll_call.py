@@ -3,7 +3,10 @@
 A collective that fails reports a lost peer, not which one: a rank that waits for a lost rank keeps others waiting too.
 Counters tell them apart, because the thread runs also while its rank waits. A rank that was killed or stopped, or whose
 host is lost, does not increment its counter. Rank 0 logs such ranks long before the deadline of collectives, at which
-NCCL aborts the processes.
+NCCL aborts the processes, and ends itself at that deadline if it waits for something else, for example for a batch.
+
+Not torch's `monitored_barrier`: it names the lost rank on rank 0 only, cannot continue after a rank that was stopped,
+and needs a group and a thread of its own as well.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ import threading
 import time
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # exported without __all__
+
+from bapo.core.errors import RankLostError
+from bapo.runtime.process import end_now
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +32,16 @@ SILENT_S = 30.0
 class RollCall:
     """This rank's part of the roll call."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        """`store`: that of the process group."""
+    def __init__(self, store: Store, rank: int, size: int, lost_after_s: float) -> None:
+        """
+        Args:
+            store: that of the process group.
+            lost_after_s: silence of a rank after which rank 0 ends itself, and with its store the others.
+        """
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # a connection of its own: a waiting rank may use the other
         self._rank = rank
         self._size = size
+        self._lost_after_s = max(lost_after_s, SILENT_S)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="roll-call", daemon=True)
         self._thread.start()
@@ -70,6 +81,9 @@ class RollCall:
                 seen = [now if found[rank] != counts[rank] else seen[rank] for rank in range(self._size)]
                 counts = found
                 self._report({rank for rank in range(self._size) if now - seen[rank] > SILENT_S}, silent)
+                if now - min(seen) > self._lost_after_s:
+                    log.error("rank %d of the learner is lost: ending the run", seen.index(min(seen)))
+                    end_now(RankLostError.exit_code)
 
     def _report(self, now: set[int], before: set[int]) -> None:
         for rank in sorted(now - before):

@@ -1,4 +1,4 @@
-"""Start all ranks of a learner without a launcher (as in a container), one process each; they exit together.
+"""Start all ranks of a host without a launcher (as in a container), one process each; they exit together.
 
     python -m learner, num_ranks = 4  -->  4 x python -m learner with RANK, WORLD_SIZE, ...; output prefixed [rank 2]
 
@@ -9,7 +9,8 @@
 
 The exit code is that of the rank that failed first, not of ranks that failed because they lost it.
 
-Not torchrun: a killed agent leaves its ranks running, its exit code is always 1, and it does not report a stopped rank.
+Not torchrun: a killed agent leaves its ranks running, its exit code is always 1, it does not report a stopped rank,
+and on one host its store listens on all addresses and unpickles what it is sent.
 Not torch.multiprocessing.spawn: the last two, and its parent imports torch (seconds, 250 MB).
 """
 
@@ -31,7 +32,7 @@ import psutil
 
 from bapo.core.errors import RankLostError
 from bapo.runtime.process import dying_with_parent
-from bapo.runtime.rank_environment import inherited
+from bapo.runtime.rank_environment import RANK, inherited
 
 ASKED = 128 + signal.SIGTERM
 """Exit code after SIGTERM if a supervisor restarts the learner: 0 would mean that the run is finished."""
@@ -65,12 +66,14 @@ class _Ranks:
         self._out, self._lock = out, threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
+        self._names: list[str] = []
+        """Rank of each process. Below, a process is its index."""
         self._signals: list[int] = []
         self._was_asked = False
         self._ends: dict[int, int] = {}
-        """Rank -> exit code, in the order of exit."""
+        """Process -> exit code, in the order of exit."""
         self._stopped_at: dict[int, float] = {}
-        """Rank -> time when it was first seen stopped; infinite once logged."""
+        """Process -> time when it was first seen stopped; infinite once logged."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -89,9 +92,10 @@ class _Ranks:
                 pass_fds=inherited(environment),
             )
             self._processes.append(process)
-        for rank, process in enumerate(self._processes):
+            self._names.append(f"rank {environment[RANK]}")
+        for name, process in zip(self._names, self._processes, strict=True):
             assert process.stdout is not None
-            reader = threading.Thread(target=self._copy, args=(f"[rank {rank}] ".encode(), process.stdout), daemon=True)
+            reader = threading.Thread(target=self._copy, args=(f"[{name}] ".encode(), process.stdout), daemon=True)
             reader.start()
             self._readers.append(reader)
 
@@ -117,13 +121,13 @@ class _Ranks:
 
     def _report_stopped(self) -> None:
         now = time.monotonic()
-        for rank, process in enumerate(self._processes):
-            if rank in self._ends or not _is_stopped(process.pid):
-                self._stopped_at.pop(rank, None)
-            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S:
-                self._stopped_at[rank] = math.inf
+        for i, process in enumerate(self._processes):
+            if i in self._ends or not _is_stopped(process.pid):
+                self._stopped_at.pop(i, None)
+            elif now - self._stopped_at.setdefault(i, now) >= STOPPED_S:
+                self._stopped_at[i] = math.inf
                 self._log(
-                    f"rank {rank} is stopped (SIGSTOP; resume it with `kill -CONT {process.pid}`), all others are "
+                    f"{self._names[i]} is stopped (SIGSTOP; resume it with `kill -CONT {process.pid}`), all others are "
                     "waiting for it"
                 )
 
@@ -137,11 +141,11 @@ class _Ranks:
         """Record ranks that exited since the last poll; returns whether the first failure is among them."""
         had_failed = any(self._ends.values())
         # Within one poll, killed ranks come first: the others may have failed because they lost them.
-        new = [(r, c) for r, p in enumerate(self._processes) if r not in self._ends and (c := p.poll()) is not None]
-        for rank, code in sorted(new, key=lambda end: end[1] >= 0):
-            self._ends[rank] = 128 - code if code < 0 else code
+        new = [(i, c) for i, p in enumerate(self._processes) if i not in self._ends and (c := p.poll()) is not None]
+        for i, code in sorted(new, key=lambda end: end[1] >= 0):
+            self._ends[i] = 128 - code if code < 0 else code
             if code:
-                self._log(f"rank {rank} exited with {'signal' if code < 0 else 'exit code'} {abs(code)}")
+                self._log(f"{self._names[i]} exited with {'signal' if code < 0 else 'exit code'} {abs(code)}")
         return not had_failed and any(self._ends.values())
 
     def _pass_on(self) -> None:
@@ -150,8 +154,8 @@ class _Ranks:
             self._send(self._signals.pop(0))
 
     def _send(self, number: int) -> None:
-        for rank, process in enumerate(self._processes):
-            if rank not in self._ends:
+        for i, process in enumerate(self._processes):
+            if i not in self._ends:
                 process.send_signal(number)
 
     def _copy(self, prefix: bytes, lines: BinaryIO) -> None:

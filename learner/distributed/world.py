@@ -151,7 +151,7 @@ def join(
         if lost is None:
             raise
         raise lost from error
-    roll_call = RollCall(store, rank, size)
+    roll_call = RollCall(store, rank, size, deadline.total_seconds())
     return World(rank=rank, size=size, device=device, mesh=mesh, waits=waits, roll_call=roll_call)
 
 

@@ -16,7 +16,7 @@ from bapo.runtime import build_info
 from bapo.runtime.auth.api_tokens import ACCEPTED, TOKEN, TOKEN_FILE
 from bapo.runtime.auth.redis_password import PASSWORD, VARIABLES, without_password
 from bapo.runtime.auth.token_store import TokenSet, set_of_run
-from bapo.runtime.rank_environment import inherited, meeting_place, rank_environments
+from bapo.runtime.rank_environment import inherited, meeting_place, nodes_of, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
 from services.launcher.gpus.plan import GpuPlan
@@ -130,7 +130,8 @@ class Starter:
         gpus = self._gpus.learner_environment()
         if settings.num_ranks > 1 and self._meeting is None:
             self._meeting = meeting_place()
-        environments = rank_environments(settings.num_ranks, settings.num_threads, self._meeting)
+        # Host 0 of several: each other host runs `python -m learner`.
+        environments = rank_environments(settings.num_ranks, settings.num_threads, self._meeting, nodes_of())
         return [
             replace(
                 self._spec(

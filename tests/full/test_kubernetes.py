@@ -19,6 +19,7 @@ import yaml
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
+from bapo.runtime.rank_environment import Nodes, nodes_of
 
 Manifest = dict[str, Any]
 
@@ -275,23 +276,48 @@ def test_the_learner_has_a_gpu_for_each_rank_and_memory_that_ranks_share(overlay
     assert volume["emptyDir"]["medium"] == "Memory"
 
 
-def test_rdma_adds_devices_and_the_right_to_pin_memory_to_what_has_gpus_alone(tmp_path: Path) -> None:
+def with_components(tmp_path: Path, *components: str) -> tuple[Manifest, ...]:
+    """The overlay `gpu` with components, as docs/cluster.md adds them."""
     build("gpu")  # skips without kubectl
     shutil.copytree(K8S, tmp_path / "k8s")
-    overlay = tmp_path / "k8s" / "overlays" / "gpu-rdma"
+    overlay = tmp_path / "k8s" / "overlays" / "mine"
     overlay.mkdir()
-    parts = {"resources": ["../gpu"], "components": ["../../components/rdma"]}
-    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    parts = {"resources": ["../gpu"], "components": [f"../../components/{name}" for name in components]}
+    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": "bapo"}
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(head | parts))
     built = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    found = tuple(manifest for manifest in yaml.safe_load_all(built.stdout) if manifest)
+    return tuple(manifest for manifest in yaml.safe_load_all(built.stdout) if manifest)
+
+
+def test_rdma_adds_devices_and_the_right_to_pin_memory_to_what_has_gpus_alone(tmp_path: Path) -> None:
+    found = with_components(tmp_path, "rdma")
     each = [(where, container) for where, template in pods(found) for container in containers(template)]
     pins = {where for where, container in each if "add" in container["securityContext"]["capabilities"]}
     has_gpu = {where for where, container in each if "nvidia.com/gpu" in container["resources"]["limits"]}
     assert pins == has_gpu == {"Job/bapo-learner", "RayCluster/bapo-ray/rollout"}
     (namespace,) = [manifest for manifest in found if manifest["kind"] == "Namespace"]
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
+def test_a_learner_on_two_hosts_is_an_indexed_job_whose_pods_find_each_other_by_name(tmp_path: Path) -> None:
+    found = with_components(tmp_path, "learner-hosts")
+    assert [complaints(manifest) for manifest in found if is_core(manifest) and complaints(manifest)] == []
+    (job,) = [each["spec"] for each in found if (each["kind"], each["metadata"]["name"]) == ("Job", "bapo-learner")]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 2, 2)
+    pod = job["template"]["spec"]
+    (learner,) = pod["containers"]
+    given = {variable["name"]: variable.get("value", "0") for variable in learner["env"]}
+    nodes = nodes_of(given)
+    assert nodes == Nodes(number=2, rank=0, address=f"bapo-learner-0.{pod['subdomain']}")
+    services = {each["metadata"]["name"]: each["spec"] for each in found if each["kind"] == "Service"}
+    assert services[pod["subdomain"]]["clusterIP"] == "None"
+    labels = labels_of(job["template"])
+    assert selects(services[pod["subdomain"]]["selector"], labels)
+    policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
+    let_in = [rule for each in policies if selects(each["podSelector"], labels) for rule in each.get("ingress", [])]
+    assert any("ports" not in rule and selects(peer["podSelector"], labels) for rule in let_in for peer in rule["from"])
+    assert not learner.keys() & {"livenessProbe", "startupProbe"}, "only rank 0 answers them"
 
 
 def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_is_exported() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo.runtime.rank_environment import LISTENER, rank_environments
+from bapo.core.errors import ConfigError
+from bapo.runtime.rank_environment import LISTENER, nodes_of, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
 from learner.distributed import spawn_ranks
 from learner.distributed.spawn_ranks import exit_code, run_ranks
@@ -35,6 +36,32 @@ def test_one_rank_alone_meets_nobody() -> None:
     (alone,) = rank_environments(1, 2)
     assert alone["OMP_NUM_THREADS"] == "2"
     assert not alone.keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+TWO_HOSTS = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}
+"""The second of two."""
+
+
+def test_each_host_starts_its_own_ranks_which_meet_at_host_0() -> None:
+    third, fourth = rank_environments(4, 1, nodes=nodes_of(TWO_HOSTS))
+    assert [(each["RANK"], each["LOCAL_RANK"]) for each in (third, fourth)] == [("2", "0"), ("3", "1")]
+    (only,) = rank_environments(2, 1, nodes=nodes_of(TWO_HOSTS | {"PET_MASTER_PORT": "4000"}))
+    assert (only["RANK"], only["WORLD_SIZE"], only["LOCAL_WORLD_SIZE"]) == ("1", "2", "1")
+    assert (only["MASTER_ADDR"], only["MASTER_PORT"], third["MASTER_PORT"]) == ("10.0.0.1", "4000", "29500")
+    assert "GLOO_SOCKET_IFNAME" not in only, "not the loopback"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"PET_NODE_RANK": "2"}, {"PET_NODE_RANK": ""}, {"PET_MASTER_ADDR": ""}, {"PET_NNODES": "1:2"}]
+)
+def test_a_host_without_its_place_among_the_hosts_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="the number of this one from 0"):
+        nodes_of(TWO_HOSTS | wrong)
+
+
+def test_every_host_has_the_same_number_of_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.num_ranks = 3 on PET_NNODES = 2 hosts"):
+        rank_environments(3, 1, nodes=nodes_of(TWO_HOSTS))
 
 
 def test_the_launcher_holds_the_place_where_ranks_meet_for_all_their_starts(tmp_path: Path) -> None:

@@ -42,6 +42,12 @@ def plan(
     return share_gpus(Config.model_validate(sections), visible, **how)
 
 
+def test_a_host_of_several_needs_gpus_for_its_own_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"}.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    assert plan(FOUR, ranks=4).learner == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("visible", "ranks", "workers", "lists", "want", "words"),
     [
