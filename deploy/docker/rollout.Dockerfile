@@ -15,6 +15,8 @@ FROM requirements AS code
 COPY pyproject.toml README.md ./
 COPY bapo bapo
 COPY rollout_server rollout_server
+# bapo doctor --part.
+COPY services services
 RUN /venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${PYTHON}

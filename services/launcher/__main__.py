@@ -43,7 +43,8 @@ def main() -> int:
     console = Console(highlight=False)
     try:
         if flags.verb == "doctor":
-            return run_doctor(load_resolved(flags.config), console, as_json=flags.json, is_quiet=flags.quiet)
+            config = load_resolved(flags.config)
+            return run_doctor(config, console, as_json=flags.json, is_quiet=flags.quiet, part=flags.part)
         if flags.verb == "dry-run":
             return dry_run(load_resolved(flags.config), flags.plan, console)
         run = RunDirectory.open(flags.run_dir)
@@ -170,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--config", required=True)
     doctor.add_argument("--json", action="store_true")
     doctor.add_argument("--quiet", action="store_true")
+    doctor.add_argument("--part", choices=["all", "learner", "workers"], default="all")
     planned = verbs.add_parser("dry-run")
     planned.add_argument("--config", required=True)
     planned.add_argument("--for", dest="plan", choices=("train", "up"), default="train")

@@ -19,6 +19,7 @@ import yaml
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
+from bapo.runtime.machine import GIB, engine_bytes, learner_bytes, learner_gib, parallelism_problem, run_bytes
 from bapo.runtime.rank_environment import Nodes, nodes_of
 
 Manifest = dict[str, Any]
@@ -318,6 +319,57 @@ def test_a_learner_on_two_hosts_is_an_indexed_job_whose_pods_find_each_other_by_
     let_in = [rule for each in policies if selects(each["podSelector"], labels) for rule in each.get("ingress", [])]
     assert any("ports" not in rule and selects(peer["podSelector"], labels) for rule in let_in for peer in rule["from"])
     assert not learner.keys() & {"livenessProbe", "startupProbe"}, "only rank 0 answers them"
+
+
+PARAMETERS = {"1.5b": 1.78e9, "8b": 8.19e9, "32b": 32.76e9, "70b": 70.55e9}
+"""DeepSeek-R1-Distill-Qwen-1.5B, Qwen3-8B, Qwen3-32B, Llama-3-70B."""
+GPU_BYTES = 79 << 30
+"""Of a GPU of 80 GB, as CUDA counts."""
+
+
+@pytest.mark.parametrize("size", PARAMETERS)
+def test_sizes_are_at_least_what_the_parameters_need(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = with_components(tmp_path, f"sizes/{size}")
+    assert [complaints(manifest) for manifest in found if is_core(manifest) and complaints(manifest)] == []
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in found}
+    settings = [str(K8S / "overlays/gpu/run.toml"), str(K8S / "components/sizes" / size / "size.toml")]
+    config, parameters = load_config(settings, []), int(PARAMETERS[size])
+    files = by_name["ConfigMap", "bapo-config"]["data"].keys()
+    (create,) = by_name["Job", "bapo-create"]["spec"]["template"]["spec"]["containers"]
+    assert [arg for arg in create["args"] if arg.endswith(".toml")] == [
+        f"/bapo/config/{name}" for name in sorted(files)
+    ]
+
+    job = by_name["Job", "bapo-learner"]["spec"]
+    (learner,), (wait, doctor) = job["template"]["spec"]["containers"], job["template"]["spec"]["initContainers"]
+    assert (wait["name"], doctor["name"]) == ("wait", "doctor")
+    assert doctor["resources"] == learner["resources"]
+    for name, value in ((each["name"], each.get("value", "0")) for each in learner["env"]):
+        monkeypatch.setenv(name, value)
+    hosts, limits = job.get("completions", 1), learner["resources"]["limits"]
+    assert nodes_of().number == hosts
+    assert hosts * int(limits["nvidia.com/gpu"]) == config.learner.num_ranks
+    (shm,) = [each["emptyDir"]["sizeLimit"] for each in job["template"]["spec"]["volumes"] if each["name"] == "shm"]
+    assert gib(limits["memory"]) >= learner_gib(config, parameters) + gib(shm)
+    assert learner_bytes(config, parameters) / config.learner.num_ranks < 0.6 * GPU_BYTES, "activations come on top"
+
+    worker = by_name["RayCluster", "bapo-ray"]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    (engine,), (doctor,) = worker["containers"], worker["initContainers"]
+    assert doctor["resources"] == engine["resources"]
+    limits, gpus = engine["resources"]["limits"], config.rollout.worker_resources["GPU"]
+    assert (float(limits["nvidia.com/gpu"]), parallelism_problem(config.rollout)) == (gpus, "")
+    assert engine_bytes(config, parameters) / gpus < 0.5 * GPU_BYTES, "the KV cache comes on top"
+    assert gib(limits["memory"]) * GIB >= engine_bytes(config, parameters), "weights that are read"
+    for name, need in {"outputs": run_bytes(config, parameters), "models": 2 * parameters}.items():
+        storage = by_name["PersistentVolumeClaim", f"bapo-{name}"]["spec"]["resources"]["requests"]["storage"]
+        assert gib(storage) * GIB >= need, name
+
+
+def gib(quantity: str) -> float:
+    """Of Kubernetes' quantity, `512Gi` or `2Ti`."""
+    return float(quantity[:-2]) * {"Gi": 1, "Ti": 1024}[quantity[-2:]]
 
 
 def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_is_exported() -> None:

@@ -11,7 +11,7 @@ import pytest
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.runtime import machine
-from services.launcher.doctor.gpu_checks import gpu_checks
+from services.launcher.doctor.gpu_checks import Part, gpu_checks
 from services.launcher.gpus.devices import Gpus, Torch
 from tests.support.gpu_plan import BOX, H100, TORCH
 
@@ -25,10 +25,23 @@ def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(
-    found: Gpus, build: str | None = "vllm", *, is_cluster: bool = False, **sections: Any
+    found: Gpus,
+    build: str | None = "vllm",
+    *,
+    is_cluster: bool = False,
+    part: Part = "all",
+    parameters: int | None = None,
+    **sections: Any,
 ) -> dict[str, tuple[str, str]]:
     sections["rollout"] = {"num_workers": 1, **sections.get("rollout", {})}
-    checks = gpu_checks(Config.model_validate(sections), found, vllm_build=build, is_cluster=is_cluster)
+    checks = gpu_checks(
+        Config.model_validate(sections),
+        found,
+        vllm_build=build,
+        is_cluster=is_cluster,
+        part=part,
+        parameters=parameters,
+    )
     return {check.name: (check.status, check.detail) for check in checks}
 
 
@@ -72,6 +85,28 @@ def test_a_driver_that_fits_and_bfloat16_are_not_mentioned() -> None:
     explicit = Config.model_validate({"learner": {"device": "cuda"}, "model": {"dtype": "float32"}})
     assert Config.model_validate_json(explicit.model_dump_json()).model.dtype == "float32"
     assert Config().model.dtype == "float32"
+
+
+CUDA = {"learner": {"device": "cuda", "num_ranks": 2}, "model": {"dtype": "bfloat16"}}
+
+
+def test_weights_that_do_not_fit_into_a_gpu_are_found_before_the_start() -> None:
+    # 16 bytes per parameter on two ranks, 2 in an engine; BOX has 80 GiB per GPU.
+    told = said(BOX, is_cluster=True, parameters=32_000_000_000, **CUDA)["gpu memory"]
+    assert told[0] == "fail"
+    assert told[1].startswith("a rank of the learner has 238 GiB of weights, gradients and moments per GPU")
+    assert "gpu memory" not in said(BOX, is_cluster=True, parameters=8_000_000_000, **CUDA)
+    engine = said(BOX, part="workers", parameters=70_000_000_000, **CUDA)["gpu memory"][1]
+    assert engine.startswith("an engine has 130 GiB")
+
+
+def test_the_container_of_one_part_needs_what_that_part_needs() -> None:
+    learner = said(BOX, None, part="learner", **CUDA)
+    assert learner.keys() == {"gpu", "torch on GPUs"}, "vLLM is not there, and workers are elsewhere"
+    one = replace(BOX, gpus=BOX.gpus[:1], visible=BOX.visible[:1])
+    assert "needs one GPU per rank" in said(one, None, part="learner", **CUDA)["gpu plan"][1]
+    assert "gpu plan" not in said(one, part="workers", rollout={"num_workers": 8}, **CUDA)
+    assert said(Gpus(torch=TORCH), part="workers", **CUDA)["gpu"][0] == "fail"
 
 
 def test_in_a_cluster_workers_may_find_their_gpus_elsewhere() -> None:

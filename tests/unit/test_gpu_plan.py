@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
@@ -40,6 +41,18 @@ def plan(
         "rollout": {"num_workers": workers, **(rollout or {})},
     }
     return share_gpus(Config.model_validate(sections), visible, **how)
+
+
+def test_engines_of_several_gpus_do_not_share_them_with_the_learner() -> None:
+    options = {"engine_options": SHARES | {"tensor_parallel_size": 2}, "worker_resources": {"GPU": 2}}
+    with pytest.raises(ConfigError, match="engines of 2 GPUs cannot share GPUs with the learner"):
+        plan(FOUR[:2], ranks=1, rollout=options)
+    assert plan(FOUR[:3], ranks=1, rollout=options).workers == (1, 2)
+
+
+def test_sleep_mode_which_nothing_uses_is_refused() -> None:
+    with pytest.raises(ValidationError, match="nothing puts an engine to sleep"):
+        Config.model_validate({"rollout": {"engine_options": {"enable_sleep_mode": True}}})
 
 
 def test_a_host_of_several_needs_gpus_for_its_own_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bapo.config.load import load_config
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, StorageError
-from bapo.runtime.machine import GIB, engine_bytes, learner_bytes, memory_gib, resident_bytes, run_bytes, runs_at_once
+from bapo.runtime.machine import (
+    GIB,
+    engine_bytes,
+    learner_bytes,
+    learner_gib,
+    memory_gib,
+    resident_bytes,
+    run_bytes,
+    runs_at_once,
+)
 from bapo.runtime.run_directory.files import locked
+from services.launcher.doctor.checks import memory_limit
 
 
 def test_every_engine_needs_memory_of_its_own() -> None:
@@ -26,6 +37,19 @@ def test_weights_take_memory_by_the_parameter_and_disk_by_the_checkpoint(monkeyp
     assert (memory_gib(config, 1_000_000) - memory_gib(config)) * GIB == pytest.approx(16e6 + 12e6 + 3 * 4e6)
     # weights 4, moments 8, alpha 4 bytes: four of them while one is written; hf 4, and two published files of 4.
     assert run_bytes(config, 1_000_000) == 4 * 16_000_000 + 4_000_000 + 2 * 4_000_000
+
+
+def test_the_host_of_a_learner_on_gpus_needs_memory_for_a_checkpoint_and_published_weights() -> None:
+    config = Config.model_validate({"learner": {"device": "cuda", "num_ranks": 8}})  # bfloat16
+    assert (learner_gib(config, 1_000_000) - learner_gib(config, 0)) * GIB == pytest.approx(14e6)
+    assert learner_gib(config, 0) == pytest.approx(8 * 2.1)
+
+
+@pytest.mark.parametrize(("limit", "want"), [("1048576\n", 1 << 20), ("max\n", None), (None, None)])
+def test_a_container_has_the_memory_of_its_limit(tmp_path: Path, limit: str | None, want: int | None) -> None:
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    assert memory_limit(tmp_path / "memory.max") == (want or psutil.virtual_memory().total)
 
 
 def test_bfloat16_a_reference_and_a_critic_change_the_sums() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -69,6 +69,9 @@ def doctor(
     config: Tokens = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
+    part: Annotated[
+        Literal["all", "learner", "workers"], typer.Option(help="Check only what the container of this part needs.")
+    ] = "all",
 ) -> None:
     """Check this machine for a run: software, GPUs, ports, memory, disk, Redis, data, reward, model.
 
@@ -78,8 +81,10 @@ def doctor(
 
       bapo doctor run.toml
       bapo doctor deploy/configs/demo.toml --json
+      bapo doctor run.toml --part learner
     """
-    launch("doctor", load(config), *(["--json"] if as_json else []), *(["--quiet"] if quiet else []))
+    flags = [*(["--json"] if as_json else []), *(["--quiet"] if quiet else []), "--part", part]
+    launch("doctor", load(config), *flags)
 
 
 # `bapo view`: the web page of a run, from its run directory.

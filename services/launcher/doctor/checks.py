@@ -28,6 +28,7 @@ from bapo.runtime.machine import (
     GIB,
     engine_bytes,
     learner_bytes,
+    learner_gib,
     memory_gib,
     ranks_on_gpus,
     resident_bytes,
@@ -348,6 +349,24 @@ def trackers(config: Config) -> Iterator[Check]:
         yield Check(name="trackers", status="fail", detail=f"tracking.to: {error}")
     else:
         yield Check(name="trackers", status="ok", detail=f"{', '.join(config.tracking.to)}: installed")
+
+
+def memory_of_learner(config: Config) -> Check:
+    """The memory limit of this container compared with what the learner's host needs at the least."""
+    parameters = parameters_of(config)
+    needed, limit = learner_gib(config, parameters or 0), memory_limit() / GIB
+    detail = f"limit {limit:.1f} GiB, the learner needs about {needed:.1f}; {_weights_in_words(config, parameters)}"
+    return Check(name="memory", status="ok" if limit >= needed else "fail", detail=detail)
+
+
+def memory_limit(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of memory that this container or machine may use."""
+    total = int(psutil.virtual_memory().total)
+    try:
+        limit = cgroup.read_text().strip()
+    except OSError:  # not a container, or cgroup v1
+        return total
+    return min(int(limit), total) if limit.isdigit() else total
 
 
 def memory(config: Config) -> Check:

@@ -30,7 +30,7 @@ from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, redis_persistence
-from services.launcher.doctor.gpu_checks import gpu_checks
+from services.launcher.doctor.gpu_checks import Part, gpu_checks
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.gpus.devices import probe_gpus
 from services.launcher.processes import base_environment
@@ -51,9 +51,9 @@ Step = tuple[str, Callable[[], Iterable[Check]]]
 """Description for the progress line, and the check."""
 
 
-def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: bool = False) -> int:
+def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: bool = False, part: Part = "all") -> int:
     """Run all checks and show them; 0 if none failed, else the exit code of the first failure."""
-    found = list(run_steps(all_steps(config)))
+    found = list(run_steps(all_steps(config) if part == "all" else part_steps(config, part)))
     if as_json:
         rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
         console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
@@ -94,10 +94,7 @@ def all_steps(config: Config) -> Iterator[Step]:
     """Checks by name. A model that is not on this machine is not loaded: the Hub may be out of reach."""
     model = checks.model_files(config)
     yield "versions", lambda: [versions(config), checks.interpreter(), checks.engine(config)]
-    yield (
-        "GPUs (imports torch)",
-        lambda: gpu_checks(config, probe_gpus(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ),
-    )
+    yield "GPUs (imports torch)", lambda: gpus(config, "all")
     yield "ports", lambda: checks.ports(config)
     yield "memory and disk", lambda: [checks.memory(config), checks.disk(config), *checks.limits_of(config)]
     yield "Redis", lambda: redis_checks(config)
@@ -107,6 +104,25 @@ def all_steps(config: Config) -> Iterator[Step]:
     yield f"model {config.model.path}", lambda: [model]
     if model.status == "ok":
         yield f"the tokenizer of {config.model.path}", lambda: [tokenizer(config)]
+
+
+def part_steps(config: Config, part: Part) -> Iterator[Step]:
+    """Checks in the container of one part, which has its own software, devices and memory limit."""
+    yield f"model {config.model.path}", lambda: [checks.model_files(config)]
+    yield "GPUs (imports torch)", lambda: gpus(config, part)
+    if part == "learner":
+        yield "memory and disk", lambda: [checks.memory_of_learner(config), checks.disk(config)]
+
+
+def gpus(config: Config, part: Part) -> Iterator[Check]:
+    return gpu_checks(
+        config,
+        probe_gpus(),
+        vllm_build=vllm_build(),
+        is_cluster="RAY_ADDRESS" in os.environ,
+        part=part,
+        parameters=checks.parameters_of(config),
+    )
 
 
 def redis_checks(config: Config) -> Iterator[Check]:

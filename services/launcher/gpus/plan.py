@@ -107,6 +107,11 @@ class _Sharing:
         if set(learner) & set(workers) and not self.may_share:
             both = named(self.visible[i] for i in learner if i in workers)
             raise ConfigError(f"learner.gpus and rollout.gpus both include {both}: use different ones, or {SHARING}")
+        if set(learner) & set(workers) and self.per_worker > 1:
+            raise ConfigError(
+                f"engines of {self.per_worker:g} GPUs cannot share GPUs with the learner: use more GPUs, fewer "
+                "learner.num_ranks, or engines of one GPU"
+            )
         return GpuPlan(visible=self.visible, learner=learner, workers=workers)
 
     def _check_lists(self) -> None:
