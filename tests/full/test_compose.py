@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import yaml
 
 from bapo.config.load import load_config
 from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.rank_environment import Nodes, nodes_of
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (REPOSITORY / "docker-compose.yml").read_text()
@@ -146,6 +148,24 @@ def test_compose_takes_the_file(profiles: str) -> None:
     env = os.environ | {"COMPOSE_PROFILES": profiles}
     done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_learner_on_several_hosts_is_in_the_network_of_its_host_and_calls_published_ports() -> None:
+    needs("docker", "compose", "version")
+    files = ("-f", "docker-compose.yml", "-f", "deploy/examples/docker-compose.hosts.yml")
+    command = ("docker", "compose", "--env-file", ".env.example", *files, "config", "--format", "json")
+    own = {"BAPO_NODES": "2", "BAPO_NODE_RANK": "1", "BAPO_MASTER_ADDR": "10.0.0.1", "BAPO_OUTPUTS": "/shared"}
+    env = os.environ | own | {"COMPOSE_PROFILES": "gpu"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    learner = found["services"]["learner-gpu"]
+    assert learner["network_mode"] == "host"
+    assert not learner.get("networks")
+    assert nodes_of(learner["environment"]) == Nodes(number=2, rank=1, address="10.0.0.1")
+    urls = re.findall(r"http://127\.0\.0\.1:(\d+)", " ".join(learner["command"]))
+    ports = [port for service in ("buffer", "rollout-gpu") for port in found["services"][service]["ports"]]
+    assert urls == [port["published"] for port in ports]
+    assert found["volumes"]["outputs"]["driver_opts"]["device"] == "/shared"
 
 
 def test_without_a_profile_compose_says_what_to_do() -> None:

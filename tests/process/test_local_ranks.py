@@ -77,6 +77,21 @@ def test_the_launcher_holds_the_place_where_ranks_meet_for_all_their_starts(tmp_
         other.bind(place)
 
 
+def test_the_launcher_starts_the_ranks_of_its_host_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (TWO_HOSTS | {"PET_NODE_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    starter = Starter(
+        learner_config(learner={"num_ranks": 4, "minibatch_size": 4}), RunDirectory.create(tmp_path / "run")
+    )
+    specs = starter.learner(resume=False)
+    assert [(spec.name, spec.env["RANK"], spec.env["WORLD_SIZE"]) for spec in specs] == [
+        ("learner", "0", "4"),
+        ("learner-1", "1", "4"),
+    ]
+    assert {spec.env["MASTER_ADDR"] for spec in specs} == {"10.0.0.1"}
+    starter.close()
+
+
 def test_lines_name_their_rank_and_all_well_is_zero() -> None:
     script = "import os, sys; print('of', os.environ['WORLD_SIZE'], file=sys.stderr); sys.stdout.write('no newline')"
     code, lines = run(script, script)

@@ -22,6 +22,13 @@ def test_a_sound_configuration_passes(tmp_path: Path) -> None:
     preflight(make_config(tmp_path))
 
 
+def test_a_run_does_not_start_on_another_host_of_its_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    with pytest.raises(ConfigError, match="a run starts on host 0; here start the learner's ranks"):
+        preflight(make_config(tmp_path, learner={"num_ranks": 2}))
+
+
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [

@@ -45,6 +45,7 @@ from bapo.runtime.model_files import (
     num_parameters,
     weight_files,
 )
+from bapo.runtime.rank_environment import nodes_of
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.vision import missing_package, vision_model
 from bapo.tasks.grading.pool import GraderPool
@@ -87,7 +88,7 @@ def preflight(
         say: prints a message.
     Raises: the first failure's error, with one line per failure.
     """
-    found = [engine(config), *ports(config, with_learner=with_learner), redis(config), *trackers(config)]
+    found = [engine(config), *ports(config, with_learner=with_learner), redis(config), *trackers(config), *host(config)]
     if is_hub_id(config.model.path):
         _refuse(found)  # before minutes of download
         if folder_of(config.model.path) is None:
@@ -105,6 +106,16 @@ def _refuse(found: Iterable[Check]) -> None:
     failures = [check for check in found if check.status == "fail"]
     if failures:
         raise failures[0].error("\n".join(check.detail for check in failures))
+
+
+def host(config: Config) -> Iterator[Check]:
+    """Of the learner's hosts this is the first, which runs everything else, too."""
+    if config.learner.num_ranks > 1 and (rank := nodes_of().rank):
+        detail = (
+            f"PET_NODE_RANK = {rank}: a run starts on host 0; here start the learner's ranks with `python -m learner "
+            "--config RUN/config.toml --run-dir RUN`"
+        )
+        yield Check(name="host", status="fail", detail=detail)
 
 
 def engine(config: Config) -> Check:
