@@ -46,8 +46,8 @@ def learner_gib(config: Config, parameters: int) -> float:
 
 
 def learner_host_bytes(config: Config, parameters: int) -> int:
-    """Weights in host memory: all of a learner on CPUs, the weights that rank 0 publishes from GPUs, and what this host's
-    ranks write as a checkpoint."""
+    """All of a learner on CPUs, or the weights that rank 0 of one on GPUs publishes; and what this host
+    writes of a checkpoint."""
     copy = trained_bytes(config, parameters) // nodes_of().number if config.checkpoint.background else 0
     return copy + (engine_bytes if ranks_on_gpus(config) else learner_bytes)(config, parameters)
 
