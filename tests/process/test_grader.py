@@ -209,7 +209,8 @@ def test_what_a_hung_verifier_has_started_is_killed_with_it(make_pool: MakePool,
     pool = make_pool("child", timeout_s=2.0)
     with pytest.raises(VerifierTimeoutError):
         pool.grade(make_prompt(), [str(tmp_path / "pid")])
-    assert has_ended(named_in(tmp_path / "pid"))
+    started = named_in(tmp_path / "pid")
+    wait_until(lambda: has_ended(started), timeout_s=20.0)
 
 
 def test_a_grader_that_does_not_even_read_is_killed_at_the_deadline(make_pool: MakePool) -> None:

@@ -79,7 +79,7 @@ def test_a_study_that_is_killed_in_the_middle_is_resumed_and_makes_nothing_twice
     again = started(["study", str(path)])
     output, _ = again.communicate(timeout=4 * START_S)
     assert again.returncode == 0, output
-    assert "ours-s1: resumed from its checkpoint after step" in output or "ours-s1: started anew" in output
+    assert "ours-s1: resumed from its checkpoint after step" in output or "ours-s1: restarted at step 1" in output
     assert "all 2 runs are finished" in output
     assert (folder_of(tmp_path) / "runs" / "plain-s1" / "metrics.jsonl").read_bytes() == first
     rows = rows_of(tmp_path)
