@@ -34,7 +34,7 @@ from models.train_base_model import Recipe, save, save_recipe, train
 log = logging.getLogger(__name__)
 
 NUM_ITERATIONS = 1500
-MAX_NEW_TOKENS, NUM_PROBLEMS, NUM_DEEP_PROBLEMS, DEEP = 64, 1000, 250, 128
+MAX_NEW_TOKENS, NUM_PROBLEMS, NUM_DEEP_PROBLEMS, DEEP = 64, 1000, 100, 128
 TEMPERATURES = (1.0, 0.3)
 _STEP = re.compile(r"([-+*])(\d+)=(\d+)")
 

@@ -1,0 +1,123 @@
+"""Chain: operations from left to right, splits by content, and the teacher of the base model."""
+
+import random
+
+import pytest
+
+from bapo.core.errors import ConfigError
+from bapo.tasks.chain import (
+    BASE_MODEL_BUCKETS,
+    HELD_OUT_BUCKETS,
+    TRAIN_BUCKETS,
+    Chain,
+    distinct_chains,
+    make_task,
+    prompt_of,
+    random_chain,
+)
+from models.chain_data import RIGHT, examples, kind_of, response_text, slip
+
+CHAIN = Chain(first=47, operations=(("+", 38), ("-", 19), ("*", 7), ("-", 80)))
+
+
+def test_every_value_keeps_its_last_two_digits_and_continues_below_0() -> None:
+    # 47+38 = 85, 85-19 = 66, 66*7 = 462, 62-80 = -18
+    assert CHAIN.values == (85, 66, 62, 82)
+    assert prompt_of(CHAIN).text == "47+38-19*7-80:"
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("47+38=85;<answer>82</answer>", 1.0),
+        ("<answer> 82 </answer>", 1.0),
+        ("<answer>62</answer><answer>82</answer>", 1.0),
+        ("<answer>82</answer><answer>62</answer>", 0.0),
+        ("<answer>082</answer>", 0.0),
+        ("<answer>-18</answer>", 0.0),
+        ("82", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_only_the_last_answer_counts(text: str, reward: float) -> None:
+    assert make_task().reward(prompt_of(CHAIN), text) == reward
+
+
+def test_gold_is_right() -> None:
+    task = make_task(num_train=5)
+    assert [task.reward(prompt, task.gold(prompt)) for prompt in task.prompts("train")] == [1.0] * 5
+
+
+def test_splits_have_their_lengths_and_no_problem_in_common() -> None:
+    task = make_task(num_train=300, num_held_out=300)
+    levels = {split: {task.level(p) for p in task.prompts(split)} for split in ("train", *task.held_out_splits)}
+    assert levels == {"train": {2, 3, 4, 5}, "chain": {2, 3, 4, 5}, "chain-long": {6, 7, 8, 9, 10}}
+    ids = [prompt.prompt_id for split in levels for prompt in task.prompts(split)]
+    assert len(ids) == len(set(ids)) == 900
+    assert not TRAIN_BUCKETS & HELD_OUT_BUCKETS
+    assert not (TRAIN_BUCKETS | HELD_OUT_BUCKETS) & BASE_MODEL_BUCKETS
+
+
+def test_other_seeds_train_other_problems_and_measure_the_same() -> None:
+    one, two = make_task(num_train=20, num_held_out=20, seed=1), make_task(num_train=20, num_held_out=20, seed=2)
+    assert one.prompts("train") != two.prompts("train")
+    assert one.prompts("chain") == two.prompts("chain")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_train": 0}, "num_train"),
+        ({"min_steps": 4, "max_steps": 3}, "more than max_steps"),
+        ({"held_out": ["chain-short"]}, "unknown"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_task(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "number", "kind", "wrong"),
+    [
+        (41, "+", 38, "plus", None),
+        (47, "+", 38, "carry", 75),  # 85 without its carry
+        (70, "+", 45, "over", 99),
+        (47, "-", 35, "minus", None),
+        (42, "-", 35, "borrow", 17),  # 7 without its borrow
+        (12, "-", 35, "under", 23),
+        (23, "*", 3, "times", None),
+        (27, "*", 6, "tens", 22),  # 6 * 20 = 120 and 6 * 7 = 42, of which 20 and 2 remain
+    ],
+)
+def test_the_teacher_slips_in_its_own_way_for_each_kind_of_step(
+    value: int, sign: str, number: int, kind: str, wrong: int | None
+) -> None:
+    found = kind_of(value, sign, number)
+    assert found == kind
+    if wrong is None:
+        assert RIGHT[found] == 1.0
+    else:
+        assert slip(found, value, number) == wrong
+
+
+def test_a_teacher_that_never_slips_gives_the_values_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.chain_data.RIGHT", dict.fromkeys(RIGHT, 1.0))
+    text = response_text(random.Random(0), CHAIN)
+    assert text == "47+38=85-19=66*7=62-80=82;<answer>82</answer>"
+
+
+def test_the_base_model_is_taught_problems_that_no_run_uses() -> None:
+    stream = examples(random.Random(3))
+    taught = {next(stream)[0] for _ in range(200)}
+    used = distinct_chains(random.Random(3), (1, 10), TRAIN_BUCKETS | HELD_OUT_BUCKETS)
+    assert not taught & {f"{next(used).text}:" for _ in range(200)}
+
+
+def test_slips_stay_in_range() -> None:
+    rng = random.Random(1)
+    for _ in range(500):
+        chain = random_chain(rng, 1)
+        ((sign, number),) = chain.operations
+        kind = kind_of(chain.first, sign, number)
+        assert RIGHT[kind] == 1.0 or 0 <= slip(kind, chain.first, number) <= 99
