@@ -79,7 +79,7 @@ Groups of {group_size} by number of correct responses, {num_problems:,} training
 
 pass@{deep} of {num_deep} training prompts is {pass_deep:.1%}; {never:.1%} of them have no correct response in {deep}.
 Of the groups with at most one correct response, {floor:.1%} have 2 to {most} in a second group *of the same model*:
-the floor for any claim that asking hard prompts again finds improvement.
+the floor for any claim that re-evaluating hard prompts finds improvement.
 
 ## Data and format
 Every problem is from buckets 0 to 7 of `crc32(prompt) % 10`; reinforcement learning trains on bucket 8 and is evaluated
