@@ -181,7 +181,10 @@ def main() -> None:
                     answer = {"busy": busy, **grade(task, prompt, request["texts"], start["range"])}
             else:
                 answer = solve(task, prompt)
-        write_frame(answers, answer)
+        try:
+            write_frame(answers, answer)
+        except BrokenPipeError:
+            _end()  # the worker has died
 
 
 @contextmanager
