@@ -54,7 +54,7 @@ def test_a_users_task_is_found_by_dotted_path_and_gets_its_options() -> None:
     ("name", "options", "message"),
     [
         ("countdwon", {}, r"unknown task 'countdwon' \(did you mean 'countdown'\?\)"),
-        ("zzz", {}, "Built-in: countdown, dataset"),
+        ("zzz", {}, "Built-in: chain, countdown, dataset"),
         ("countdown", {"num_trian": 3}, r"task.options.num_trian.*did you mean 'num_train'"),
         ("countdown", {"cd3_share": "half"}, "failed to load: TypeError"),
         ("dataset", {}, "requires the options task.options.path"),
