@@ -14,6 +14,7 @@ import argparse
 import json
 import logging
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from bapo.runtime.model_files import INDEX, folder_of
 from bapo.runtime.process import Flags, run_process
@@ -29,6 +30,8 @@ from bapo.runtime.run_directory.files import storing
 from bapo.runtime.vision import PROCESSOR_FILES
 from learner.checkpoint import Checkpoint, open_checkpoint
 from learner.distributed.shard_files import FILE_MODE, StoredShards
+from learner.model.file_format import converts_singly, file_tensors
+from learner.model.policy import empty_model
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ def export_model(checkpoint: Checkpoint, base: str, out: Path | None = None) -> 
             partial = Path(name) / target.name
             partial.mkdir()
             _write_model_files(base, partial)
-            _write_weights(checkpoint.weights, partial)
+            _write_weights(checkpoint.weights, empty_model(base), partial)
             try:
                 partial.rename(target)
             except OSError:
@@ -82,11 +85,12 @@ def export_model(checkpoint: Checkpoint, base: str, out: Path | None = None) -> 
     log.info("exported %s", target)
 
 
-def _write_weights(weights: StoredShards, folder: Path) -> None:
+def _write_weights(weights: StoredShards, model: PreTrainedModel, folder: Path) -> None:
     files: list[Path] = []
     weight_map: dict[str, int] = {}
     total = 0
-    for number, piece in enumerate(weights.whole(FILE_BYTES)):
+    for number, parameters in enumerate(weights.whole(FILE_BYTES if converts_singly(model) else sys.maxsize)):
+        piece = file_tensors(model, parameters)
         files.append(folder / f"piece-{number}")
         save_file(piece, files[-1], metadata={"format": "pt"})
         files[-1].chmod(FILE_MODE)

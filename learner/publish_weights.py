@@ -9,7 +9,7 @@ runs; the next update and the next checkpoint wait for it. With 0, and for the f
 On GPUs the workers receive the weights while they are gathered (`transfer_weights.py`). The file of that version
 follows: for workers that start later, and for those that did not receive it.
 
-The file is a safetensors file with Hugging Face parameter names in the engines' dtype, in `RUN/weights`. The two newest
+The file is a safetensors file in the Hugging Face file format in the engines' dtype, in `RUN/weights`. The two newest
 files are kept: the one that workers sample with, and the one that a worker may still be reading.
 """
 
@@ -35,6 +35,7 @@ from learner.diagnostics.step_report import Stopwatch
 from learner.distributed.shard_files import FILE_MODE, weights_of
 from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World
+from learner.model.file_format import converts_singly, file_shapes, file_tensors
 from learner.model.policy import Policy
 from learner.protocols import Fleet
 from learner.transfer_weights import WeightSender, in_order, make_sender
@@ -48,7 +49,7 @@ CLOSE_S = 60.0
 
 @torch.no_grad()
 def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All full parameters and persistent buffers on the CPU of rank 0 (tied parameters once); empty elsewhere.
+    """All full parameters and persistent buffers by name on the CPU of rank 0 (tied ones once); empty elsewhere.
 
     Collective.
     """
@@ -83,6 +84,11 @@ class WeightPublisher:
         self._rollback = rollback
         self._canary_tokens = canary_tokens(config, policy.sampled_tokens)
         self._sender = None if fleet is None else make_sender(config, fleet, policy.device)
+        self._singly = converts_singly(policy.model)
+        """Else the weights are converted when they are written, all together."""
+        if self._sender is not None and not self._singly:
+            log.warning("weights of %s travel as files: it joins parameters in a file", type(policy.model).__name__)
+            self._sender = None
         self._copy: dict[str, Tensor] = {}
         """Host copy of the weights, which the thread reads."""
         self._thread: threading.Thread | None = None
@@ -111,10 +117,10 @@ class WeightPublisher:
             # A transfer knows no rollback.
             sender = None if self._rollback else self._sender
             if sender is None:
-                gather(tensors, dtype, self._copy)
+                gather(tensors, dtype, self._copy, convert=self._convert)
             else:
-                sender.begin(version, canary, tensors, dtype)
-                gather(tensors, dtype, self._copy, sender.add)
+                sender.begin(version, canary, file_shapes(self._policy.model, tensors), dtype)
+                gather(tensors, dtype, self._copy, sender.add, self._convert)
                 sender.end()
         is_first, self.version = self.version == 0, version
         if self._world.leads:
@@ -163,6 +169,9 @@ class WeightPublisher:
             log.info("republished version=%d", version)
         self.version = version
 
+    def _convert(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        return file_tensors(self._policy.model, {name: tensor}) if self._singly else {name: tensor}
+
     def _deliver(self, version: int, canary: Canary, watch: Stopwatch, sender: WeightSender | None) -> None:
         try:
             if sender is not None:
@@ -173,7 +182,7 @@ class WeightPublisher:
             with self._writing:
                 with watch.phase("write"), storing(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_weights(self._copy, path)
+                    write_weights(self._copy if self._singly else file_tensors(self._policy.model, self._copy), path)
                 with watch.phase("digest"):
                     update = self._update(version, path, canary)
             with watch.phase("send"):

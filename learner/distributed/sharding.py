@@ -98,6 +98,7 @@ def gather(
     dtype: torch.dtype | None = None,
     into: dict[str, Tensor] | None = None,
     visit: Callable[[Tensor], None] = lambda _: None,
+    convert: Callable[[str, Tensor], Mapping[str, Tensor]] = lambda name, full: {name: full},
 ) -> dict[str, Tensor]:
     """Full tensors on the CPU of rank 0; empty on other ranks. Collective.
 
@@ -105,24 +106,35 @@ def gather(
         dtype: of floating-point results; default: unchanged. Shards are cast before they are gathered.
         into: result of an earlier call, which is overwritten and returned; an empty one is filled. Its tensors never
             share memory with `tensors`, and are page-locked if these are on a GPU.
-        visit: called on rank 0 with each full tensor on its device.
+        visit: called on rank 0 with each result on its device.
+        convert: makes the results of a full tensor, of its dtype and number of elements, from its name.
     """
     keeps = not dist.is_initialized() or dist.get_rank() == 0
     found: dict[str, Tensor] = {} if into is None else into
     for name, tensor in tensors.items():
         full = whole(tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor)
         if keeps:
-            visit(full)
-        if keeps and into is None:
-            found[name] = full.to("cpu").contiguous()
-        elif keeps:
-            if name not in found:
-                found[name] = torch.empty(full.shape, dtype=full.dtype, pin_memory=full.is_cuda)
-            found[name].copy_(full, non_blocking=True)
+            parts = convert(name, full)
+            if into is not None and not parts.keys() <= into.keys():
+                into |= _empty_on_host(parts, full)
+            for key, part in parts.items():
+                visit(part)
+                if into is None:
+                    found[key] = part.to("cpu").contiguous()
+                else:
+                    into[key].copy_(part, non_blocking=True)
+            del parts, part
         del full  # before the next one is gathered
     if into is not None and torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()
     return found
+
+
+def _empty_on_host(parts: Mapping[str, Tensor], full: Tensor) -> dict[str, Tensor]:
+    """Memory for the parts of `full` in one allocation, because page-locking many small ones is slow."""
+    flat = torch.empty(full.numel(), dtype=full.dtype, pin_memory=full.is_cuda)
+    pieces = flat.split([part.numel() for part in parts.values()])
+    return {name: piece.view(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
 def scatter_like(value: Tensor | None, model: Tensor) -> Tensor:

@@ -173,6 +173,14 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
     )
 
 
+def empty_model(path: str) -> PreTrainedModel:
+    """A model in Hugging Face format without its weights."""
+    settings = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        model: PreTrainedModel = _kind(settings).from_config(settings)
+    return model
+
+
 def _kind(settings: PreTrainedConfig) -> Any:
     """The transformers class that loads such a model with its output head."""
     return AutoModelForImageTextToText if reads_images(settings) else AutoModelForCausalLM

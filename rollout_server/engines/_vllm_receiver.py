@@ -18,6 +18,8 @@ import torch
 from safetensors import safe_open
 from vllm.config import VllmConfig, WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -55,7 +57,7 @@ class WeightReceiver:
             model.load_weights(_tensors(path, names))
             finalize_layerwise_reload(model, self.vllm_config.model_config)  # type: ignore[no-untyped-call]
             if current_platform.is_cpu():
-                _repack_tied_heads(model)
+                _repack(model)
         return len(names)
 
     def join_transfer(self, backend: str, init_info: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ class WeightReceiver:
         worker.update_weights(update_info)
         worker.finish_weight_update()
         if current_platform.is_cpu():
-            _repack_tied_heads(self.model_runner.get_model())
+            _repack(self.model_runner.get_model())
 
     def exclude_tokens(self, token_ids: Sequence[int]) -> None:
         """Give these tokens no probability wherever the model's logits are used, like the learner."""
@@ -121,12 +123,17 @@ def _tensors(path: str, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, file.get_tensor(name)
 
 
-def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Repack heads tied to the embedding: they have no tensor of their own, so the reload skips their packed copy.
+def _repack(model: torch.nn.Module) -> None:
+    """Repack what a reload on a CPU leaves as it was or unpacked; else logits are wrong by more than one nat.
 
-    Without this, logits on CPU are wrong by more than one nat after an update. On a GPU the head is the embedding's
-    tensor, and a second pass over a quantized head would corrupt it.
+    Heads tied to the embedding have no tensor of their own, so the reload skips their packed copy. On a GPU the head
+    is the embedding's tensor, and a second pass over a quantized head would corrupt it.
+
+    Experts get plain weights: vLLM packs them only when it creates their kernel. On a GPU it converts them each time.
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+        elif isinstance(module, RoutedExperts) and isinstance(module.quant_method, UnquantizedFusedMoEMethod):
+            kernel: Any = module.quant_method.moe_kernel
+            kernel.fused_experts.process_weights_after_loading(module)

@@ -16,12 +16,14 @@ from torch.distributed import HashStore
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.types import Canary, WeightTransfer
+from learner.model.file_format import converts_singly, file_shapes, file_tensors
 from learner.transfer_weights import NcclSender, in_order
 from rollout_server.engines import vllm
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
 from tests.support.factories import make_request
 from tests.support.gloo_transfer import CpuTorch, GlooGroup
+from tests.support.tiny_experts import write_tiny_experts
 from tests.support.tiny_model import perturb, reference_logprobs, write_tiny_model
 
 TOKENS = (16, 103, 11, 214, 84, 209, 20, 30, 40)
@@ -50,9 +52,12 @@ class OneWorker:
         return {"worker-0": 0.0}
 
 
-@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(params=["tied", "untied", "experts"])
 def worker_and_model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[OneWorker, Any]]:
-    model = write_tiny_model(tmp_path / "model", tie=request.param)
+    if request.param == "experts":
+        model: Any = write_tiny_experts(tmp_path / "model")
+    else:
+        model = write_tiny_model(tmp_path / "model", tie=request.param == "tied")
     config = Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=RolloutConfig(max_prompt_tokens=128))
     os.environ.update(vllm.ENVIRONMENT)
     worker = OneWorker(config)
@@ -83,13 +88,16 @@ def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
         buffer_bytes=20_000,
     )
     worker.call(lambda: worker.engine.submit(make_request(prompt_id="in flight")))
+    assert converts_singly(model)
     for version in (2, 3):
         perturb(model, seed=version)
         logprobs = tuple(reference_logprobs(model, list(TOKENS)).tolist())
         tensors = in_order(dict(model.named_parameters()), torch.float32)
-        sender.begin(version, Canary(token_ids=TOKENS, logprobs=logprobs, tolerance=TOLERANCE), tensors, torch.float32)
-        for tensor in tensors.values():
-            sender.add(tensor.detach())
+        canary = Canary(token_ids=TOKENS, logprobs=logprobs, tolerance=TOLERANCE)
+        sender.begin(version, canary, file_shapes(model, tensors), torch.float32)
+        for name, tensor in tensors.items():
+            for each in file_tensors(model, {name: tensor.detach()}).values():
+                sender.add(each)
         sender.end()
         assert sender.finish()
         assert worker.engine.policy_version == version
