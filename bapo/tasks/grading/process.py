@@ -47,11 +47,14 @@ MAX_SHOWN = 500
 
 
 def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
-    """One message. Raises: OSError when the other end is gone."""
+    """One message; ends this process when the worker that reads it has died."""
     # A verifier that reads JSON may have half a surrogate pair, which UTF-8 cannot carry.
     packed = msgpack.packb(message, unicode_errors="backslashreplace")
-    file.write(LENGTH.pack(len(packed)) + packed)
-    file.flush()
+    try:
+        file.write(LENGTH.pack(len(packed)) + packed)
+        file.flush()
+    except BrokenPipeError:
+        _end()
 
 
 def read_frame(file: BinaryIO) -> dict[str, Any] | None:
@@ -181,10 +184,7 @@ def main() -> None:
                     answer = {"busy": busy, **grade(task, prompt, request["texts"], start["range"])}
             else:
                 answer = solve(task, prompt)
-        try:
-            write_frame(answers, answer)
-        except BrokenPipeError:
-            _end()  # the worker has died
+        write_frame(answers, answer)
 
 
 @contextmanager
