@@ -13,7 +13,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from models.architecture import build_model
 from models.evaluate_base_model import write_report
 from models.sft_data import IGNORE, Curriculum, batches, examples
-from models.tokenizer import build_tokenizer, check_round_trips
+from models.tokenizer import ROUND_TRIPS, build_tokenizer, check_round_trips
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,30 @@ def train(model: LlamaForCausalLM, recipe: Recipe, stream: Iterator[tuple[Tensor
     }
 
 
+def make_model(
+    out: Path,
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Callable[[random.Random], Iterator[tuple[str, str]]],
+    round_trips: Mapping[str, Sequence[str]] = ROUND_TRIPS,
+) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """Train the network on these examples, and write its folder. Returns: the model, and what `train` recorded.
+
+    Raises: ValueError if the saved tokenizer reads a text of `round_trips` as other tokens.
+    """
+    torch.set_num_threads(1)  # at this size a second thread does not help
+    torch.manual_seed(recipe.seed)
+    model = build_model(tokenizer)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    log.info("%d parameters, %d tokens in the vocabulary", num_parameters, len(tokenizer))
+    rng = random.Random(recipe.seed)
+    took = train(model, recipe, batches(examples(rng), rng, tokenizer, recipe.tokens_per_batch))
+    save(model, tokenizer, out)
+    check_round_trips(out, round_trips)
+    save_recipe(recipe, took, num_parameters, out)
+    return model, took
+
+
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write the folder in Hugging Face format."""
     model.save_pretrained(out)
@@ -128,19 +152,9 @@ def main() -> None:
     parser.add_argument("--skip-evaluation", action="store_true", help="write neither evaluation.json nor the card")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(1)  # at this size a second thread does not help
     curriculum = Curriculum(cd3_share=args.cd3_share, success=args.success, max_tokens=args.max_tokens)
     recipe = Recipe(num_iterations=args.num_iterations, seed=args.seed, curriculum=curriculum)
-    torch.manual_seed(recipe.seed)
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    log.info("%d parameters, %d tokens in the vocabulary", num_parameters, len(tokenizer))
-    rng = random.Random(recipe.seed)
-    took = train(model, recipe, batches(examples(rng, curriculum), rng, tokenizer, recipe.tokens_per_batch))
-    save(model, tokenizer, args.out)
-    check_round_trips(args.out)
-    save_recipe(recipe, took, num_parameters, args.out)
+    make_model(args.out, recipe, build_tokenizer(), lambda rng: examples(rng, curriculum))
     if not args.skip_evaluation:
         write_report(args.out)
 

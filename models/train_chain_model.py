@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import random
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -23,13 +22,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bapo.core.types import Prompt
 from bapo.tasks.chain import LONG, NAME, OPERATIONS, TRAIN, make_task
-from models.architecture import build_model
 from models.chain_data import RIGHT, Kind, examples, kind_of
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.sampler import sample_groups
-from models.sft_data import batches
-from models.tokenizer import build_tokenizer, check_round_trips
-from models.train_base_model import Recipe, save, save_recipe, train
+from models.tokenizer import build_tokenizer
+from models.train_base_model import Recipe, make_model
 
 log = logging.getLogger(__name__)
 
@@ -188,15 +185,7 @@ def main() -> None:
     parser.add_argument("--num-iterations", type=int, default=NUM_ITERATIONS)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(1)
-    recipe = Recipe(num_iterations=args.num_iterations)
-    torch.manual_seed(recipe.seed)
-    tokenizer, rng = build_tokenizer(), random.Random(recipe.seed)
-    model = build_model(tokenizer)
-    took = train(model, recipe, batches(examples(rng), rng, tokenizer, recipe.tokens_per_batch))
-    save(model, tokenizer, args.out)
-    check_round_trips(args.out)
-    save_recipe(recipe, took, sum(p.numel() for p in model.parameters()), args.out)
+    make_model(args.out, Recipe(num_iterations=args.num_iterations), build_tokenizer(), examples)
     write_report(args.out)
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-import random
 from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM
 
 from bapo.tasks.mathematics import make_task
-from models.architecture import build_model
 from models.evaluate_base_model import summary
 from models.sampler import sample_groups
-from models.sft_data import batches
-from models.tokenizer import build_tokenizer, check_round_trips
-from models.train_base_model import Recipe, save, save_recipe, train
+from models.tokenizer import build_tokenizer
+from models.train_base_model import Recipe, make_model
 from models.word_problems import LATEX, SLOPPY, WORD_PATTERN, WORDS, examples, vocabulary
 
 log = logging.getLogger(__name__)
@@ -88,24 +85,16 @@ def main() -> None:
     parser.add_argument("--num-iterations", type=int, default=NUM_ITERATIONS)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(1)
     recipe = Recipe(num_iterations=args.num_iterations)
-    torch.manual_seed(recipe.seed)
     tokenizer = build_tokenizer(vocabulary(), WORD_PATTERN)
-    model = build_model(tokenizer)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    rng = random.Random(recipe.seed)
-    took = train(model, recipe, batches(examples(rng), rng, tokenizer, recipe.tokens_per_batch))
-    save(model, tokenizer, args.out)
-    check_round_trips(args.out, ROUND_TRIPS)
-    save_recipe(recipe, took, num_parameters, args.out)
+    model, took = make_model(args.out, recipe, tokenizer, examples, ROUND_TRIPS)
     measured = evaluate(model, tokenizer)
     rows = [
         f"| {split} | **{row['accuracy']}** | {row['interval95']} | {row['truncated']} | {row['mean_tokens']} |"
         for split, row in measured.items()
     ]
     card = CARD.format(
-        num_parameters=num_parameters, sloppy=SLOPPY, folder=args.out.as_posix(), rows="\n".join(rows),
+        num_parameters=model.num_parameters(), sloppy=SLOPPY, folder=args.out.as_posix(), rows="\n".join(rows),
         num_iterations=recipe.num_iterations, tokens_per_batch=recipe.tokens_per_batch, num_problems=NUM_PROBLEMS,
         group_size=GROUP_SIZE, **took,
     )  # fmt: skip
