@@ -143,6 +143,12 @@ class Reason:
     """Re-evaluated, but the algorithm, or the ablation, does not use such groups."""
     SURPLUS = "surplus"
     """Informative, but the rounds of its step have filled the batch without it."""
+    PROMISING = "promising"
+    """A pilot: the rest of its group will be sampled."""
+    DEFERRED = "deferred"
+    """A pilot: a new prompt is expected to be more informative than the rest of its group."""
+    COMPLETED = "completed"
+    """A pilot: trains with the rest of its group."""
     STALE = "stale"
     """Fresh, but sampled more than `cadence.max_staleness` steps ago: dropped, and its prompt is re-sampled."""
 

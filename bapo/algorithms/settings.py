@@ -118,6 +118,11 @@ class AlgorithmConfig(Frozen):
     """Mini-test: X3 uses only groups with mu == 1/2, instead of the window [c2, c3]."""
     max_rounds: int = Field(4, ge=1)
     """Maximum generation rounds per step of `dapo`, after which it trains the informative groups so far."""
+    pilot_size: int | None = Field(None, ge=1)
+    """n: responses of a fresh group of `pilot_commit`, which samples the other G - n only where they are expected to be
+    informative; null: fresh groups have all G."""
+    pilot_prior: float = Field(2.0, gt=0)
+    """s: strength, in responses, of `pilot_commit`'s prior of the pass rate, whose mean is r_tot."""
     num_experts: int = Field(0, ge=0, le=1)
     """Rows of a group that are the task's expert solution instead of sampled: 1 for `luffy` and `relift`."""
     replay: ReplayConfig = ReplayConfig()
@@ -126,6 +131,16 @@ class AlgorithmConfig(Frozen):
     @property
     def capacity(self) -> int:
         return self.bad_capacity or self.batch_size
+
+    @property
+    def fresh_size(self) -> int:
+        """Responses of a fresh request."""
+        return self.pilot_size or self.group_size
+
+    @property
+    def reevaluated_size(self) -> int:
+        """Responses of a re-evaluation: G, or what a pilot leaves of it."""
+        return self.group_size - (self.pilot_size or 0)
 
     @property
     def num_sampled(self) -> int:
@@ -152,6 +167,20 @@ class AlgorithmConfig(Frozen):
             raise ValueError(
                 f"replay.share = {self.replay.share} of batch_size = {self.batch_size} leaves no fresh group; use a "
                 "smaller share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def pilots_are_completed(self) -> Self:
+        if (self.name == "pilot_commit") != (self.pilot_size is not None):
+            raise ValueError(
+                f"name = {self.name!r} with pilot_size = {self.pilot_size}: pilots are responses of `pilot_commit`; "
+                'set both, or neither (preset = "pilot-commit")'
+            )
+        if self.pilot_size is not None and (self.pilot_size >= self.group_size or not self.use_x2):
+            raise ValueError(
+                f"pilot_size = {self.pilot_size} with group_size = {self.group_size} and use_x2 = {self.use_x2}: the "
+                "other responses are sampled in re-evaluation rounds; use a smaller pilot_size and use_x2 = true"
             )
         return self
 

@@ -69,6 +69,9 @@ class LossConfig(Frozen):
     """Factor on the advantages of X3."""
     x3_ess_weight: bool = False
     """Multiply the advantages of X3 groups by their effective sample size under pi_theta_t."""
+    x3_baseline: Literal["stored", "current"] = "stored"
+    """Baseline of the advantages of X3: mean and deviation of the stored rewards (eq. 2), or of what pi_theta_t would
+    reach, estimated from the group by importance sampling; then groups that are solved or lost are skipped."""
     x3_min_ess: float | None = Field(None, gt=0, le=1)
     """Skip X3 groups whose effective sample size is below this; null: none."""
     kl_coef: float = Field(0.001, ge=0)
@@ -102,8 +105,8 @@ class LossConfig(Frozen):
 
     @property
     def weighs_reused(self) -> bool:
-        """Whether X3 groups are weighted or skipped by their effective sample size."""
-        return self.x3_ess_weight or self.x3_min_ess is not None
+        """Whether X3 groups are weighted, skipped or compared with a baseline under pi_theta_t."""
+        return self.x3_ess_weight or self.x3_min_ess is not None or self.x3_baseline == "current"
 
     @property
     def needs_reference(self) -> bool:
@@ -171,13 +174,13 @@ class LossConfig(Frozen):
     def reused_groups_can_be_weighed(self) -> Self:
         if self.weighs_reused and self.ratio_mode != "decoupled":
             raise ValueError(
-                f"x3_ess_weight and x3_min_ess need pi_theta_t, which ratio_mode = {self.ratio_mode} does not evaluate "
-                "for reused groups; set ratio_mode = decoupled"
+                "x3_ess_weight, x3_min_ess and x3_baseline = current need pi_theta_t, which ratio_mode = "
+                f"{self.ratio_mode} does not evaluate for reused groups; set ratio_mode = decoupled"
             )
-        if self.x3_ess_weight and self.advantage == "gae":
+        if (self.x3_ess_weight or self.x3_baseline == "current") and self.advantage == "gae":
             raise ValueError(
-                "x3_ess_weight multiplies group advantages, which a critic replaces; set advantage = group, or use "
-                "only x3_min_ess"
+                "x3_ess_weight and x3_baseline = current change group advantages, which a critic replaces; set "
+                "advantage = group, or use only x3_min_ess"
             )
         return self
 

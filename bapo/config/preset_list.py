@@ -13,12 +13,12 @@ PRESET_GROUPS = {
         "bapo-gaussian-quota", "bapo-uniform", "bapo-inverted", "bapo-official", "bapo-official-thresholds", "ba-ppo",
     ),
     "BAPO: additional variants": (
-        "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill", "bapo-young", "bapo-balanced-clip",
+        "pilot-commit", "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill", "bapo-young", "bapo-balanced-clip",
     ),
     "On-policy losses": ("grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo"),
     "Importance sampling against the inference engine": ("tis", "tis-mask", "tis-sequence", "tis-geometric-mask"),
     "Replay and off-policy": ("areal", "arpo", "remix", "repo"),
-    "Choice of prompts": ("mopps", "dots-online"),
+    "Choice of prompts": ("learnability", "mopps", "dots-online"),
     "Expert solutions": ("luffy", "relift"),
 }  # fmt: skip
 """Heading -> presets, in display order."""

@@ -115,9 +115,12 @@ class EvaluationConfig(Frozen):
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
     """Splits that are measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p` and
     `max_response_tokens`; the last three are those of `rollout` by default."""
-    temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
     """Additional sampling temperatures at which every split is measured before and after training, as `SPLIT@0.3`. A
     model that only became more deterministic does not exceed the base model at its best temperature."""
+    at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Numbers of training responses after which the weights are measured as after training: for comparisons of methods
+    that sample different numbers of responses per step."""
     port: int = Field(8703, ge=0, le=65535)
     """Port of health and metrics of the evaluator; 0: a free port."""
 
@@ -318,6 +321,15 @@ class Config(Frozen):
             raise ValueError(
                 f"{found}: these are all T of ReMix, the step after which it is plain GRPO; use the same number, or "
                 "null for the parts that should not end"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def pilots_wait_for_their_rest(self) -> Self:
+        if self.algorithm.pilot_size is not None and not self.cadence.wait_for_reevaluation:
+            raise ValueError(
+                "cadence.wait_for_reevaluation = false with algorithm.pilot_size: the rest of a group would be "
+                "requested twice; set cadence.wait_for_reevaluation = true"
             )
         return self
 

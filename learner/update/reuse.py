@@ -1,10 +1,14 @@
-"""Effective sample size of reused groups under pi_theta_t.
+"""Reused groups under pi_theta_t: their effective sample size, and their pass rate today.
 
     W_j = prod_t pi_theta_t(y_jt | .) / alpha_B(y_jt | .)      over the whole response j of the group
     ess = (sum_j W_j)^2 / (G sum_j W_j^2)                      1/G (one response counts) .. 1 (all count alike)
+    J   = sum_j W_j r_j / sum_j W_j                            the mean reward that pi_theta_t would have
 
     loss.x3_min_ess      groups of X3 below it are excluded from loss and denominators of the step
     loss.x3_ess_weight   the advantages of the others are multiplied by it
+    loss.x3_baseline     current: A_j = (r_j - J) / sqrt(J (1 - J) + eps) instead of the mean and deviation of the day
+                         on which the group was sampled (eq. 2), which push what has been learned since once more;
+                         groups with J outside [1/G, (G-1)/G] are excluded, as the online filter does with fresh ones
 
 The log-probs of pi_theta_t are those of the decoupled loss, but are needed before the first mini-batch.
 Suffixes: E groups of the batch, R responses, M response tokens.
@@ -19,9 +23,13 @@ from torch import Tensor
 from bapo.algorithms.divergences import effective_share
 from bapo.config.tree import Config
 from bapo.core.types import Origin
+from learner.batch.advantages import entry_factor
 from learner.batch.packing import Columns, Int64s
 from learner.update.step_state import StepInputs
 
+MAX_LOG_WEIGHT = 5.0
+"""Nats between the largest and the smallest log W_j of a group in J: a response that pi_theta_t has left counts little,
+but not as nothing."""
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 
@@ -42,9 +50,18 @@ def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple
     settings, groups = config.loss, reused_groups(inputs)
     if not len(groups):
         return inputs, {}
-    ess_E = group_ess(inputs.columns, theta_t_M.cpu().numpy(), groups)
-    dropped = groups[ess_E < settings.x3_min_ess] if settings.x3_min_ess is not None else groups[:0]
-    facts: dict[str, float] = {"x3_group_ess": float(ess_E.mean()), "x3_left_out": len(dropped)}
+    log_weight_R = response_log_weights(inputs.columns, theta_t_M.cpu().numpy())
+    ess_E = group_ess(inputs.columns, log_weight_R, groups)
+    is_dropped_E = ess_E < (settings.x3_min_ess or 0.0)
+    facts: dict[str, float] = {"x3_group_ess": float(ess_E.mean())}
+    if settings.x3_baseline == "current":
+        rate_E = current_pass_rates(inputs, log_weight_R, groups)
+        size_E = np.array([inputs.batch.entries[group].group.size for group in groups])
+        is_dropped_E |= (rate_E * size_E < 1) | (rate_E * size_E > size_E - 1)
+        facts["x3_pass_rate"] = float(rate_E.mean())
+        inputs = with_current_baseline(inputs, groups, rate_E, config)
+    dropped = groups[is_dropped_E]
+    facts["x3_left_out"] = len(dropped)
     inputs = inputs.without(dropped, config)
     if settings.x3_ess_weight:
         factor_E = np.ones(len(inputs.batch.entries), dtype=np.float32)
@@ -53,13 +70,48 @@ def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple
     return inputs, facts
 
 
-def group_ess(columns: Columns, theta_t_M: Float32s, groups: Int64s) -> Float64s:
-    """[len(groups)] ess of each of these groups, over its responses with known log-probs; 1 if there are none."""
+def response_log_weights(columns: Columns, theta_t_M: Float32s) -> Float64s:
+    """[R] log W_j of each response in nats; NaN where log pi_theta_t is not known."""
     gap_M = theta_t_M.astype(np.float64) - columns.rollout_logprobs_M
-    gap_R = np.add.reduceat(gap_M, columns.starts_R[:-1])
-    return np.array([_ess(gap_R[columns.group_R == group]) for group in groups])
+    return np.add.reduceat(gap_M, columns.starts_R[:-1])
+
+
+def group_ess(columns: Columns, log_weight_R: Float64s, groups: Int64s) -> Float64s:
+    """[len(groups)] ess of each of these groups, over its responses with known log-probs; 1 if there are none."""
+    return np.array([_ess(log_weight_R[columns.group_R == group]) for group in groups])
+
+
+def current_pass_rates(inputs: StepInputs, log_weight_R: Float64s, groups: Int64s) -> Float64s:
+    """[len(groups)] J of each of these groups, with log W_j limited to +-MAX_LOG_WEIGHT around the largest."""
+    return np.array(
+        [
+            _pass_rate(log_weight_R[inputs.columns.group_R == group], inputs.batch.entries[group].group.rewards)
+            for group in groups
+        ]
+    )
+
+
+def with_current_baseline(inputs: StepInputs, groups: Int64s, rate_E: Float64s, config: Config) -> StepInputs:
+    """The step with A_j = (r_j - J) / sqrt(J (1 - J) + eps), times the weights of entry and origin."""
+    columns, eps = inputs.columns, config.loss.advantage_eps
+    advantage_R = columns.advantage_R.copy()
+    for group, rate in zip(groups, rate_E, strict=True):
+        entry = inputs.batch.entries[group]
+        centered = entry.group.rewards.astype(np.float64) - rate
+        advantage_R[columns.group_R == group] = (
+            entry_factor(entry, config) * centered / np.sqrt(rate * (1 - rate) + eps)
+        )
+    return inputs.with_advantages(advantage_R)
 
 
 def _ess(log_weights: Float64s) -> float:
     known = log_weights[~np.isnan(log_weights)]
     return effective_share(known) if len(known) else 1.0
+
+
+def _pass_rate(log_weights: Float64s, rewards: Float32s) -> float:
+    known = ~np.isnan(log_weights)
+    if not known.any():
+        return float(rewards.mean())
+    weights = np.exp(np.maximum(log_weights[known] - log_weights[known].max(), -MAX_LOG_WEIGHT))
+    return float(weights @ rewards[known] / weights.sum())

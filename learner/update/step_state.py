@@ -90,6 +90,12 @@ class StepInputs:
             plan=_plan(self.batch, config, frozenset(groups.tolist())),
         )
 
+    def with_advantages(self, advantage_R: NDArray[np.float32]) -> Self:
+        """The step with other advantages of its responses."""
+        return replace(
+            self, columns=replace(self.columns, advantage_R=advantage_R), advantage_M=self.spread(advantage_R)
+        )
+
     def scaled(self, factor_R: NDArray[np.float32]) -> Self:
         """The step with the advantage of every response multiplied by its factor."""
         return replace(self, advantage_M=self.advantage_M * self.spread(factor_R))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from bapo.config.rollout import RolloutConfig
@@ -22,9 +23,12 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
 from bapo.tasks.images import keep_images
 from bapo.transport.buffer_client import BufferStatus
+from services.evaluator.majority import MajorityVote, decoder_of
 from services.evaluator.plan import (
+    BASE_VERSION,
     Measurement,
     Target,
+    due_budget,
     is_finished,
     label_of,
     measurements_of,
@@ -66,6 +70,7 @@ class Evaluator:
         self._task = task
         self._buffer = buffer
         self._run = run
+        self._majority = MajorityVote(task, partial(decoder_of, config.model.path))
         self._accuracy = telemetry.gauge("bapo_eval_accuracy_ratio")
         self._pass_at_k = telemetry.gauge("bapo_eval_passk_ratio")
         self._version = telemetry.gauge("bapo_eval_policy_version")
@@ -78,7 +83,7 @@ class Evaluator:
             log.info("task %s has no held-out split: nothing to evaluate", self._task.name)
             return
         num_steps = self._config.run.num_steps
-        measured = self._measured_versions()
+        measured, budgets = self._measured_versions(), self._measured_budgets()
         for row in self._run.read_evaluations():  # from an evaluator before this one
             self._show(row)
         while not is_finished(measured, num_steps):
@@ -88,39 +93,67 @@ class Evaluator:
                 num_steps=num_steps,
                 settings=self._config.evaluation,
                 cadence=self._config.cadence,
+                budget=due_budget(self._config.evaluation.at_responses, self._num_sampled(), budgets),
             )
             if target is None:
                 self._sleep(POLL_S)
                 continue
             self.measure(target)
             measured.add(target.version)
+            if target.budget is not None:
+                budgets.add(target.budget)
 
     def _measured_versions(self) -> set[int]:
         """Versions that have a row for every measurement."""
+        ends = (BASE_VERSION, self._config.run.num_steps + 1)
+        return {
+            version
+            for version, names in self._measured_names("version").items()
+            if names.issuperset(self._measurements(is_full=version in ends))
+        }
+
+    def _measured_budgets(self) -> set[int]:
+        """Those of `at_responses` that have a row for every measurement."""
+        found = self._measured_names("at_responses")
+        return {budget for budget, names in found.items() if names.issuperset(self._measurements())}
+
+    def _measured_names(self, key: str) -> dict[int, set[str]]:
+        """Value of a column of the rows -> names of the measurements with that value."""
         found: dict[int, set[str]] = {}
         for row in self._run.read_evaluations():
-            found.setdefault(int(row["version"]), set()).add(row["split"])
-        return {version for version, names in found.items() if names.issuperset(self._measurements(version))}
+            if row.get(key) is not None:
+                found.setdefault(int(row[key]), set()).add(row["split"])
+        return found
 
-    def _measurements(self, version: int) -> dict[str, Measurement]:
-        """What is measured of these weights, by name."""
-        splits, settings = self._task.held_out_splits, self._config.evaluation
-        return measurements_of(version, splits, settings, num_steps=self._config.run.num_steps)
+    def _num_sampled(self) -> int:
+        """Training responses of the steps so far; 0 if no evaluation depends on them."""
+        if not self._config.evaluation.at_responses:
+            return 0
+        return sum(int(row["num_responses"]) for row in self._run.read_metrics())
+
+    def _measurements(self, *, is_full: bool = True) -> dict[str, Measurement]:
+        """What is measured of some weights, by name."""
+        return measurements_of(self._task.held_out_splits, self._config.evaluation, is_full=is_full)
 
     def _forget_older(self, version: int) -> None:
         """Delete requests of a killed evaluator for versions that will never be collected."""
         for label in self._buffer.status().evaluations:
             name, measured = parts_of(label)
-            if name in self._measurements(measured) and measured < version:
+            if name in self._measurements() and measured < version:
                 self._buffer.forget(label)
 
     def measure(self, target: Target) -> None:
         """Request all measurements, wait for them, and write a row for each that has none yet."""
-        have = {row["split"] for row in self._run.read_evaluations() if row["version"] == target.version}
+        have = {
+            row["split"]
+            for row in self._run.read_evaluations()
+            if row["version"] == target.version and row.get("at_responses") == target.budget
+        }
         self._forget_older(target.version)
         for name in have:  # left by an evaluator that was killed before it could delete them
             self._buffer.forget(label_of(name, target.version))
-        due = [found for name, found in self._measurements(target.version).items() if name not in have]
+        measurements = self._measurements(is_full=target.is_full)
+        due = [found for name, found in measurements.items() if name not in have]
         asked = [(measurement, self._request(target, measurement)) for measurement in due]
         for measurement, requests in asked:
             label = label_of(measurement.name, target.version)
@@ -136,7 +169,14 @@ class Evaluator:
                 f"evaluation {label}: all {num_asked} groups failed; "
                 f"last failure: {self._buffer.status().last_failure or 'see the log of the rollout server'}"
             )
-        row = evaluation_row(measurement, target, groups, num_asked=num_asked, rollout=self._config.rollout)
+        row = evaluation_row(
+            measurement,
+            target,
+            groups,
+            num_asked=num_asked,
+            rollout=self._config.rollout,
+            majority=self._majority.of(groups),
+        )
         self._run.append_evaluation(row)
         self._show(row)
         log.info(
@@ -187,12 +227,19 @@ class Evaluator:
 
 
 def evaluation_row(
-    measurement: Measurement, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig
+    measurement: Measurement,
+    target: Target,
+    groups: Sequence[Group],
+    *,
+    num_asked: int,
+    rollout: RolloutConfig,
+    majority: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Accuracy of one measurement with its interval, and what a comparison with another run needs to be fair.
 
     Args:
         groups: at least one; permanently failed groups are missing and counted as dropped, not as incorrect.
+        majority: prompt id -> reward of the most frequent answer.
     """
     found = estimate([group.mu for group in groups])
     num_tokens = sum(len(group.token_ids) for group in groups)
@@ -202,6 +249,7 @@ def evaluation_row(
         "split": measurement.name,
         "version": target.version,
         "step": target.step,
+        "at_responses": target.budget,
         "accuracy": found.mean,
         "low": found.low,
         "high": found.high,
@@ -220,6 +268,7 @@ def evaluation_row(
             name: getattr(measurement.settings, name) or getattr(rollout, name)
             for name in ("temperature", "top_p", "max_response_tokens")
         },
+        "majority": majority,
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }
 

@@ -2,6 +2,7 @@
 
 base    version 1, before training changes it        num_prompts_final per split, at all temperatures
 during  the first published version after each multiple of `every` steps        num_prompts
+budget  the first published version after each of `at_responses`                as base
 final   version T + 1                                as base; then the evaluator exits
 """
 
@@ -22,6 +23,10 @@ class Target:
     version: int
     num_prompts: int
     """Per split, if the split has as many."""
+    is_full: bool = True
+    """At all temperatures."""
+    budget: int | None = None
+    """The one of `at_responses` that is due."""
 
     @property
     def step(self) -> int:
@@ -40,7 +45,13 @@ class Measurement:
 
 
 def next_target(
-    progress: Progress, measured: Collection[int], *, num_steps: int, settings: EvaluationConfig, cadence: CadenceConfig
+    progress: Progress,
+    measured: Collection[int],
+    *,
+    num_steps: int,
+    settings: EvaluationConfig,
+    cadence: CadenceConfig,
+    budget: int | None = None,
 ) -> Target | None:
     """What to evaluate now; None to wait.
 
@@ -48,6 +59,7 @@ def next_target(
         measured: versions that already have rows.
         cadence: when versions are published. After a resume the progress is the step of the checkpoint, and the
             workers get an older version.
+        budget: one of `at_responses` that has been sampled and not been measured.
     A missed base (version 2 is already published) is not evaluated: its weights are gone.
     """
     final = num_steps + 1
@@ -55,12 +67,16 @@ def next_target(
         due = BASE_VERSION
     elif progress.step > num_steps:
         due = final
+    elif budget is not None:
+        version = cadence.synced_version(progress.policy_version)
+        return Target(version=version, num_prompts=settings.num_prompts_final, budget=budget)
     else:
         due = _during(cadence.synced_version(progress.policy_version), measured, settings.every)
     if due == 0 or due in measured:
         return None
-    num_prompts = settings.num_prompts_final if due in (BASE_VERSION, final) else settings.num_prompts
-    return Target(version=due, num_prompts=num_prompts)
+    if due in (BASE_VERSION, final):
+        return Target(version=due, num_prompts=settings.num_prompts_final)
+    return Target(version=due, num_prompts=settings.num_prompts, is_full=False)
 
 
 def is_finished(measured: Collection[int], num_steps: int) -> bool:
@@ -68,13 +84,16 @@ def is_finished(measured: Collection[int], num_steps: int) -> bool:
     return num_steps + 1 in measured
 
 
-def measurements_of(
-    version: int, splits: Sequence[str], settings: EvaluationConfig, *, num_steps: int
-) -> dict[str, Measurement]:
-    """What is measured of these weights, by name: additional temperatures only before and after training."""
-    all_of_them = version in (BASE_VERSION, num_steps + 1)
+def due_budget(at_responses: Sequence[int], sampled: int, measured: Collection[int]) -> int | None:
+    """The largest number of `at_responses` that has been sampled, unless it or a larger one has been measured."""
+    due = max((budget for budget in at_responses if budget <= sampled), default=0)
+    return due if due > max(measured, default=0) else None
+
+
+def measurements_of(splits: Sequence[str], settings: EvaluationConfig, *, is_full: bool) -> dict[str, Measurement]:
+    """What is measured of some weights, by name: at additional temperatures only if it `is_full`."""
     found = settings.measurements(splits)
-    return {name: Measurement(name, *found[name]) for name in found if all_of_them or name in splits}
+    return {name: Measurement(name, *found[name]) for name in found if is_full or name in splits}
 
 
 def label_of(name: str, version: int) -> str:

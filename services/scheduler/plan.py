@@ -149,7 +149,7 @@ class FreshPlan:
         return RolloutRequest(
             request_id=request_id,
             prompt=prompt,
-            group_size=self._config.algorithm.group_size,
+            group_size=self._config.algorithm.fresh_size,
             purpose=Purpose.FRESH,
             step=step,
             # A response in segments becomes stale while it is sampled: start with weights that leave enough time.
@@ -207,7 +207,7 @@ def reevaluation_requests(
         RolloutRequest(
             request_id=f"reevaluate-{step:06d}-{index:04d}",
             prompt=prompts[prompt_id],
-            group_size=config.algorithm.group_size,
+            group_size=config.algorithm.reevaluated_size,
             purpose=Purpose.REEVALUATE,
             step=step,
             min_version=step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,12 +76,13 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> No
 
 # -- two methods at equal responses
 def make_unequal(root: Path, *, middle: Mapping[str, str] | None = None) -> tuple[Method, Method]:
-    """plain spends 16 responses, ours 32: half of the way. Differences there: seed 1 0, 1/4; seed 2 1/4, 1/2."""
+    """plain spends 16 responses, ours 32, 16 in two steps. Differences there: seed 1 0, 1/4; seed 2 1/4, 1/2."""
     ends = {1: {"p": "1000", "q": "1000"}, 2: {"p": "1000", "q": "0000"}}
-    ours = {1: {"p": "1100", "q": "1111"}, 2: {"p": "1111", "q": "1111"}}
+    ours = {1: {"p": "1000", "q": "1100"}, 2: {"p": "1100", "q": "1100"}}
+    last = {"p": "1111", "q": "1111"}
     for seed in (1, 2):
         make_run(root / f"plain-s{seed}", {0: NOTHING, 4: ends[seed]}, seed=seed)
-        make_run(root / f"ours-s{seed}", {0: NOTHING, 4: ours[seed]}, groups=2, seed=seed)
+        make_run(root / f"ours-s{seed}", {0: NOTHING, 2: ours[seed], 4: last}, groups=2, seed=seed)
     ours_method, plain = methods_of(root)
     return ours_method, plain
 
@@ -108,36 +110,47 @@ def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> No
     for seed in (1, 2):
         make_run(tmp_path / f"ours-s{seed}", {0: NOTHING, 4: NOTHING}, seed=seed)
     ours, plain = methods_of(tmp_path)
-    assert at_equal_responses(ours, plain, "cd4") == "plain-s2 was last evaluated after 8 responses, before 16"
+    assert (
+        at_equal_responses(ours, plain, "cd4")
+        == "plain-s2 was not evaluated at 16 responses: set evaluation.at_responses = [16]"
+    )
     rows = table_equal_responses(gather([run.directory.path for m in (plain, ours) for run in m.runs])).rows
-    assert rows[0][3:] == ("plain-s2 was last evaluated after 8 responses, before 16", "-", "-", "-")
+    assert rows[0][3:] == (
+        "plain-s2 was not evaluated at 16 responses: set evaluation.at_responses = [16]",
+        "-",
+        "-",
+        "-",
+    )
 
 
-def test_between_two_measurements_each_prompt_lies_on_its_own_straight_line(tmp_path: Path) -> None:
-    # 32 responses in all. p 0 -> 1/2, q 1/4 -> 3/4; after 12 of them 3/8 of the way.
-    run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}}, groups=2)
-    assert means_at(run, "cd4", 12) == {"p": 3 / 16, "q": 1 / 4 + 3 / 16}
+def test_an_accuracy_between_two_measurements_is_not_made_up(tmp_path: Path) -> None:
+    # 8 responses a step, measured at 0 and 32: 25 is less than a step from 32, 24 a whole one.
+    run = one_run(tmp_path / "one", {0: {"p": "0000"}, 4: {"p": "1100"}}, groups=2)
+    assert means_at(run, "cd4", 25) == {"p": 1 / 2}
+    assert means_at(run, "cd4", 7) == {"p": 0}
+    assert means_at(run, "cd4", 24) == "one was not evaluated at 24 responses: set evaluation.at_responses = [24]"
 
 
-def test_only_prompts_of_both_measurements_have_a_line(tmp_path: Path) -> None:
-    # 16 groups of 4 in 4 steps. Around 48 responses lie the measurements at 32 (p alone) and at 64.
-    rows = {0: NOTHING, 2: {"p": "1000"}, 4: {"p": "1100", "q": "1111"}}
-    run = one_run(tmp_path / "one", rows, groups=4)
-    assert means_at(run, "cd4", 48) == {"p": 3 / 8}
-    assert means_at(run, "cd4", 64) == {"p": 0.5, "q": 1.0}
+def test_what_was_measured_for_a_budget_counts_for_it(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", {0: {"p": "0000"}, 3: {"p": "1000"}, 4: {"p": "1100"}}, groups=2)
+    rows = [json.loads(line) for line in (path / "evaluations.jsonl").read_text().splitlines()]
+    rows[1]["at_responses"] = 12  # at the end of a step of many rounds
+    (path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert means_at(gather([path]).reference.runs[0], "cd4", 12) == {"p": 1 / 4}
 
 
 def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Path) -> None:
     make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING}, groups=2)
-    make_run(tmp_path / "plain-s2", {0: NOTHING, 4: {"p": "1111", "q": "0000"}}, groups=4, seed=2)
+    half = {"p": "1100", "q": "0000"}
+    make_run(tmp_path / "plain-s2", {0: NOTHING, 2: half, 4: {"p": "1111", "q": "0000"}}, groups=4, seed=2)
     make_run(tmp_path / "plain-s3", {0: NOTHING, 4: NOTHING}, groups=1, seed=3)  # of no pair
     for seed in (1, 2):
-        make_run(tmp_path / f"ours-s{seed}", {0: NOTHING, 4: NOTHING}, groups=3, seed=seed)
+        make_run(tmp_path / f"ours-s{seed}", {0: NOTHING, 3: NOTHING, 4: NOTHING}, groups=3, seed=seed)
     ours, plain = methods_of(tmp_path)
     found = at_equal_responses(plain, ours, "cd4")
     assert not isinstance(found, str)
     assert (found.budget, found.seeds) == (32, (1, 2))
-    # plain-s2 is half way to p = 1 after 32 of 64 responses: mean of 0, 0, 1/2, 0.
+    # plain-s2 has p = 1/2 after 32 of its 64 responses: mean of 0, 0, 1/2, 0.
     assert (found.method, found.reference) == (1 / 8, 0.0)
 
 

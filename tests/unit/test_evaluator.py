@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bapo.config.tree import Config, EvaluationConfig
@@ -15,11 +16,12 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.loop import Evaluator
-from services.evaluator.plan import next_target
+from services.evaluator.majority import MajorityVote, majority_reward
+from services.evaluator.plan import due_budget, next_target
 from tests.support.factories import make_group, make_prompt
 from tests.unit.test_scheduler import STATUS
 
-SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4)
+SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4, temperatures=[])
 CONFIG = Config.model_validate(
     {
         "run": {"num_steps": 40},
@@ -227,3 +229,61 @@ def test_a_measurement_that_does_not_move_has_a_deadline_with_its_numbers(tmp_pa
     evaluator, _ = make_evaluator(tmp_path, buffer)
     with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, no progress for 600 s"):
         evaluator.run()
+
+
+@pytest.mark.parametrize(
+    ("sampled", "measured", "due"),
+    [(99, (), None), (100, (), 100), (150, (100,), None), (250, (), 200), (250, (200,), None), (250, (100,), 200)],
+)
+def test_a_budget_of_responses_is_measured_once_and_the_largest_of_those_that_have_passed(
+    sampled: int, measured: tuple[int, ...], due: int | None
+) -> None:
+    assert due_budget([100, 200], sampled, measured) == due
+
+
+def test_at_a_budget_of_responses_everything_is_measured_as_after_training(tmp_path: Path) -> None:
+    settings = {"every": 10, "num_prompts": 2, "num_prompts_final": 3, "temperatures": [0.3], "at_responses": [64]}
+    config = CONFIG.model_copy(update={"evaluation": EvaluationConfig.model_validate(settings)})
+    steps = [Progress(step=step, policy_version=step) for step in (1, 6, 12, 18, 41)]
+    evaluator, run = make_evaluator(tmp_path, FakeBuffer(steps), TwoSplits(), config)
+    for step in range(1, 9):
+        run.append_metrics({"step": step, "num_responses": 8})
+    run.append_metrics({"step": 9, "num_responses": 1})
+    evaluator.run()
+    rows = [(row["version"], row["split"], row["num_prompts"], row["at_responses"]) for row in run.read_evaluations()]
+    names = ("easy", "hard", "easy@0.3", "hard@0.3")
+    # The base at version 1, the budget at the next one, then every ten steps with fewer prompts, and the end.
+    assert rows == [
+        *((1, name, 3, None) for name in names),
+        *((6, name, 3, 64) for name in names),
+        *((12, name, 2, None) for name in names[:2]),
+        *((41, name, 3, None) for name in names),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "want"),
+    [
+        (["7", "7", "3", None], [1.0, 1.0, 0.0, 0.0], 1.0),
+        (["3", "3", "7", None], [0.0, 0.0, 1.0, 0.0], 0.0),
+        (["7", "3"], [1.0, 0.0], 0.5),  # a tie
+        ([None, None, "7"], [0.0, 0.0, 1.0], 1.0),  # without an answer there is no vote
+        ([None, None], [0.0, 0.0], 0.0),
+    ],
+)
+def test_the_majority_votes_for_the_most_frequent_answer(
+    answers: list[str | None], rewards: list[float], want: float
+) -> None:
+    assert majority_reward(answers, rewards) == want
+
+
+def test_votes_are_read_from_the_tokens_of_each_response() -> None:
+    class LastToken(TwoSplits):
+        def extract(self, prompt: Prompt, text: str) -> str | None:
+            return text.split()[-1]
+
+    group = make_group(rewards="110", prompt_id="p", lengths=[1, 2, 1])
+    group = replace(group, token_ids=np.array([5, 8, 5, 9], dtype=np.int32))
+    vote = MajorityVote(LastToken(), lambda: lambda token_ids: " ".join(map(str, token_ids)))
+    assert vote.of([group]) == {"p": 1.0}
+    assert MajorityVote(TwoSplits(), lambda: str).of([group]) is None

@@ -15,7 +15,7 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of
 from learner.update.anchors import GenerationMemory
-from learner.update.reuse import group_ess, reused_groups, reused_responses, weigh_reused
+from learner.update.reuse import group_ess, response_log_weights, reused_groups, reused_responses, weigh_reused
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import CPU, learner_config, make_updater, random_batch, tiny_policy
@@ -60,7 +60,7 @@ def test_the_effective_sample_size_of_a_group(log_weights: tuple[float, float], 
     batch, config = batch_of((Origin.X3, log_weights)), config_of()
     columns = columns_of(batch, config)
     theta_t = np.zeros(len(columns.token_ids_M), dtype=np.float32)
-    assert group_ess(columns, theta_t, np.array([0])) == pytest.approx([ess], abs=1e-6)
+    assert group_ess(columns, response_log_weights(columns, theta_t), np.array([0])) == pytest.approx([ess], abs=1e-6)
 
 
 def test_only_groups_of_x3_are_judged() -> None:
@@ -112,3 +112,33 @@ def test_the_update_without_the_dropped_groups_is_the_update_of_a_batch_that_nev
     assert len(losses[0]) == 1
     for first, second in zip(*losses, strict=True):
         assert first == pytest.approx(second, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("log_weights", "advantages"),
+    [
+        ((0.0, 0.0), [1.0, -1.0]),  # J = 1/2, deviation 1/2: eq. 2
+        ((math.log(3), 0.0), None),  # J = 3/4 of two responses: more than (G - 1)/G = 1/2, so it is solved
+    ],
+)
+def test_the_baseline_of_today_skips_what_is_learned(
+    log_weights: tuple[float, float], advantages: list[float] | None
+) -> None:
+    step, facts = weighed(config_of(x3_baseline="current"), batch_of((Origin.X3, log_weights)))
+    if advantages is None:
+        assert facts["x3_left_out"] == 1
+        assert step.plan == ()
+    else:
+        assert facts["x3_left_out"] == 0
+        assert step.advantage_M.tolist() == pytest.approx(np.repeat(advantages, 2).tolist(), abs=1e-5)
+
+
+def test_the_baseline_of_today_is_the_pass_rate_under_the_current_policy() -> None:
+    group = make_group(rewards="1000", lengths=[2, 2, 2, 2])
+    log_weights = np.repeat([math.log(3) / 2, 0, 0, 0], 2)  # 3 of 6: J = 1/2 where mu = 1/4
+    group = replace(group, rollout_logprobs=-log_weights.astype(np.float32))
+    batch = make_batch(groups=[group], origins=[Origin.X3], step=1)
+    step, facts = weighed(config_of(x3_baseline="current"), batch)
+    assert facts["x3_pass_rate"] == pytest.approx(0.5)
+    assert step.advantage_M.tolist() == pytest.approx([1, 1, -1, -1, -1, -1, -1, -1], abs=1e-5)
+    assert step.columns.advantage_R.tolist() == pytest.approx([1, -1, -1, -1], abs=1e-5)

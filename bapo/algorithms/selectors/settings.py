@@ -21,7 +21,11 @@ class SelectorConfig(Frozen):
     band: tuple[float, float] = (0.3, 0.7)
     """`mopps` with `threshold`: (low, high); if too few candidates are inside, the nearest to `target` follow."""
     decay: float = Field(1.0, ge=0, le=1)
-    """`mopps`: lambda, decay of the evidence at each new group of a prompt (1: none)."""
+    """`mopps`, `learnability`: lambda, decay of the evidence at each new group of a prompt (1: none)."""
+    explore: float = Field(0.5, ge=0, le=1)
+    """`learnability`: share of the batch for prompts that have not been sampled yet, while there are any."""
+    cooldown: int = Field(2, ge=0)
+    """`learnability`: steps before a prompt is sampled again."""
     reference_prompts: int = Field(256, ge=2)
     """`dots`: K reference prompts, drawn uniformly and sampled only to measure their difficulty."""
     reference_every: int = Field(2, ge=1)

@@ -1,18 +1,17 @@
 """Accuracies of methods over seeds and prompts: after training, and at equal responses.
 
 A measurement during a run has fewer prompts than those at its ends, so a curve has it as the base's accuracy on all
-prompts plus the change on the shared ones. Cost is the responses sampled for training, fresh and re-evaluated. Between
-two measurements an accuracy is interpolated linearly; the base measurement is the point at 0 responses; beyond the last
-measurement there is no answer.
+prompts plus the change on the shared ones. Cost is the responses sampled for training, fresh and re-evaluated. At equal
+responses, accuracies are those of evaluations at the budget itself (`evaluation.at_responses`), not interpolated ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from math import comb
 
-from bapo.analysis.compare.gather import Measured, Method
+from bapo.analysis.compare.gather import Measured, Method, Row
 from bapo.analysis.run_records import BASE_VERSION
 from bapo.analysis.significance import crossed
 from bapo.core.statistics import Estimate
@@ -27,6 +26,16 @@ def final_accuracy(method: Method, split: str) -> Estimate | None:
 def base_accuracy(runs: Iterable[Measured], split: str) -> Estimate | None:
     """Accuracy of the base model, over all its measurements."""
     return _over(_tables(runs, split, last=False))
+
+
+def final_pass_at_k(method: Method, split: str, k: int) -> Estimate | None:
+    """pass@k after training, over seeds and prompts; None when it was not measured with k responses."""
+    return _over([_pass_at_k(run.after(split), k) for run in method.runs])
+
+
+def base_pass_at_k(runs: Iterable[Measured], split: str, k: int) -> Estimate | None:
+    """pass@k of the base model, over all its measurements."""
+    return _over([_pass_at_k(run.before(split), k) for run in runs])
 
 
 def difference(reference: Method, method: Method, split: str) -> Estimate | None:
@@ -75,7 +84,34 @@ def _tables(runs: Iterable[Measured], split: str, *, last: bool) -> list[dict[st
     return [means for run in runs if (means := run.means(split, last=last))]
 
 
+def final_majority(method: Method, split: str) -> Estimate | None:
+    """maj@k after training with all k responses, over seeds and prompts; None when answers are not extracted."""
+    return _over([_majority(run.after(split)) for run in method.runs])
+
+
+def base_majority(runs: Iterable[Measured], split: str) -> Estimate | None:
+    """maj@k of the base model, over all its measurements."""
+    return _over([_majority(run.before(split)) for run in runs])
+
+
+def _majority(row: Row | None) -> dict[str, float]:
+    return dict((row or {}).get("majority") or {})
+
+
+def _pass_at_k(row: Row | None, k: int) -> dict[str, float]:
+    rewards: Mapping[str, Sequence[float]] = {} if row is None else row["rewards"]
+    return {prompt: pass_at_k(found, k) for prompt, found in rewards.items() if len(found) >= k}
+
+
+def pass_at_k(rewards: Sequence[float], k: int) -> float:
+    """Unbiased estimate of the probability of a correct response among k, from n >= k: 1 - C(n - c, k) / C(n, k)
+    with c correct (Chen et al., arXiv 2107.03374). A response is correct if its reward is 1."""
+    wrong = sum(reward < 1 for reward in rewards)
+    return 1.0 - comb(wrong, k) / comb(len(rewards), k)
+
+
 def _over(tables: Sequence[Mapping[str, float]]) -> Estimate | None:
+    tables = [table for table in tables if table]
     if not tables:
         return None
     prompts = [prompt for prompt in tables[0] if all(prompt in other for other in tables[1:])]
@@ -107,11 +143,13 @@ class AtEqualResponses:
 
 
 def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqualResponses | str:
-    """Their paired difference after as many responses as the cheapest of their runs spent, or why there is none."""
+    """Their paired difference after as many responses as both were measured at, or why there is none: the largest
+    common one of `evaluation.at_responses`, or what the cheapest of their runs spent in all."""
     runs = list(shared_seeds(method, reference))
     if not runs:
         return "no seed in common"
-    budget = min(run.ledger.rollouts for pair in runs for run in pair)
+    common = set(method.config.evaluation.at_responses) & set(reference.config.evaluation.at_responses)
+    budget = max(common, default=min(run.ledger.rollouts for pair in runs for run in pair))
     tables: list[tuple[Means, Means]] = []
     for ours, theirs in runs:
         a, b = means_at(ours, split, budget), means_at(theirs, split, budget)
@@ -122,7 +160,7 @@ def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqual
         tables.append((a, b))
     prompts = [p for p in tables[0][0] if all(p in means for pair in tables for means in pair)]
     if len(prompts) < 2:
-        return f"{len(prompts)} prompts are in all evaluations around {count(budget)} responses"
+        return f"{len(prompts)} prompts are in all evaluations after {count(budget)} responses"
     return AtEqualResponses(
         budget=budget,
         seeds=tuple(ours.seed for ours, _ in runs),
@@ -134,26 +172,18 @@ def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqual
 
 
 def means_at(run: Measured, split: str, budget: int) -> Means | str:
-    """Each prompt's accuracy after this many training responses, on the prompts of both measurements around it.
+    """Each prompt's accuracy after this many training responses, or why there is no answer.
 
-    A measurement less than one step's responses away is taken as it is: there are no weights in between. Otherwise
-    returns the reason why there is no answer.
+    Measured for this budget, or less than one step's responses away from it: there are no weights in between.
     """
-    points = _measurements(run, split)
-    if not points:
+    rows = run.rows(split)
+    if not rows:
         return f"{run.name} has no evaluation of {split}"
-    step = run.ledger.rollouts / run.num_steps
-    distance, nearest = min((abs(spent - budget), spent) for spent in points)
-    if distance < max(step, 1):
-        return points[nearest]
-    if budget > max(points):
-        return f"{run.name} was last evaluated after {count(max(points))} responses, before {count(budget)}"
-    if budget < min(points):
-        return f"{run.name} was first evaluated after {count(min(points))} responses, after {count(budget)}"
-    low, high = next(pair for pair in pairwise(sorted(points)) if pair[0] <= budget <= pair[1])
-    along = (budget - low) / (high - low)
-    before, after = points[low], points[high]
-    return {p: before[p] + along * (after[p] - before[p]) for p in before if p in after}
+    meant = [row for row in rows if row.get("at_responses") == budget]
+    nearest = meant[0] if meant else min(rows, key=lambda row: abs(_spent(run, row) - budget))
+    if not meant and abs(_spent(run, nearest) - budget) >= max(run.ledger.rollouts / run.num_steps, 1):
+        return f"{run.name} was not evaluated at {count(budget)} responses: set evaluation.at_responses = [{budget}]"
+    return {prompt: sum(rewards) / len(rewards) for prompt, rewards in nearest["rewards"].items()}
 
 
 def shared_seeds(method: Method, other: Method) -> Iterator[tuple[Measured, Measured]]:
@@ -161,14 +191,9 @@ def shared_seeds(method: Method, other: Method) -> Iterator[tuple[Measured, Meas
     yield from ((run, theirs[run.seed]) for run in method.runs if run.seed in theirs)
 
 
-def _measurements(run: Measured, split: str) -> dict[int, Means]:
-    """Training responses so far -> what was measured there."""
-    return {
-        0 if row["version"] == BASE_VERSION else rollouts_at(run, int(row["step"])): {
-            prompt: sum(rewards) / len(rewards) for prompt, rewards in row["rewards"].items()
-        }
-        for row in run.rows(split)
-    }
+def _spent(run: Measured, row: Row) -> int:
+    """Training responses before a measurement."""
+    return 0 if row["version"] == BASE_VERSION else rollouts_at(run, int(row["step"]))
 
 
 def _mean_on(means: Means, prompts: Sequence[str]) -> float:

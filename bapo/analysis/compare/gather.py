@@ -82,11 +82,19 @@ class Measured:
     def rows(self, split: str) -> list[Row]:
         return [row for row in self.evaluations if row["split"] == split]
 
+    def before(self, split: str) -> Row | None:
+        """The measurement of the base model."""
+        return next((row for row in self.rows(split) if row["version"] == BASE_VERSION), None)
+
+    def after(self, split: str) -> Row | None:
+        """The last measurement, if it is not that of the base model."""
+        rows = self.rows(split)
+        return rows[-1] if rows and rows[-1]["version"] != BASE_VERSION else None
+
     def means(self, split: str, *, last: bool) -> dict[str, float]:
         """Prompt id -> share of right responses, before (version 1) or after training; empty if not measured."""
-        rows = self.rows(split)
-        row = rows[-1] if last and rows else next((r for r in rows if r["version"] == BASE_VERSION), None)
-        if row is None or (last and row["version"] == BASE_VERSION):
+        row = self.after(split) if last else self.before(split)
+        if row is None:
             return {}
         return {prompt: sum(rewards) / len(rewards) for prompt, rewards in row["rewards"].items()}
 

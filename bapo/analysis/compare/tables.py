@@ -14,8 +14,12 @@ from bapo.analysis.compare.accuracy import (
     AtEqualResponses,
     at_equal_responses,
     base_accuracy,
+    base_majority,
+    base_pass_at_k,
     difference,
     final_accuracy,
+    final_majority,
+    final_pass_at_k,
 )
 from bapo.analysis.compare.composition import (
     gradient_norm,
@@ -145,11 +149,10 @@ def table_equal_responses(compared: Compared) -> Table:
             found = at_equal_responses(one.method, one.reference, split)
             rows.append((name_of(one.method), name_of(one.reference), split, *_equal_cells(found)))
     note = (
-        "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the number of "
-        "training responses of the cheapest run of the two methods. The accuracy of a prompt is interpolated linearly "
-        "between two evaluations of a run; the evaluation before training is at 0 responses; there is no "
-        "extrapolation. Prompts: those common to all used evaluations, fewer during a run than at its end. "
-        "Accuracies are on these prompts, method : reference."
+        "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the same number "
+        "of training responses: the largest of evaluation.at_responses that both have, or what the cheapest run of the "
+        "two methods sampled in all. Each run was measured there, or less than one step away; nothing is interpolated. "
+        "Accuracies are on the common prompts, method : reference."
     )
     header = ("method", "against", "split", "difference", "budget", "prompts x seeds", "accuracies")
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
@@ -161,6 +164,30 @@ def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
     accuracies = f"{percent(found.method)} : {percent(found.reference)}"
     sample = f"{found.num_prompts} x {len(found.seeds)}"
     return (points(found.difference), count(found.budget), sample, accuracies)
+
+
+def table_pass_at_k(compared: Compared) -> Table:
+    """pass@k for k = 1, 2, 4, ... up to the responses per prompt, the base model first."""
+    runs = [run for method in compared.methods for run in method.runs]
+    rows = []
+    for split in compared.splits:
+        most = min(int(run.rows(split)[-1]["num_samples"]) for run in runs)
+        ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= most]
+        if len(ks) < 2:
+            continue
+        for k in ks:
+            own = (interval(final_pass_at_k(method, split, k)) for method in compared.methods)
+            rows.append((split, f"pass@{k}", interval(base_pass_at_k(runs, split, k)), *own))
+        if base := base_majority(runs, split):
+            own = (interval(final_majority(method, split)) for method in compared.methods)
+            rows.append((split, f"maj@{most}", interval(base), *own))
+    note = (
+        "pass@k: percentage of held-out prompts with a correct response among k, unbiased. maj@k: whose most frequent "
+        "answer is correct. 95 % intervals over seeds and prompts. A method that raises pass@1 but not pass@k has "
+        "become more deterministic and solves nothing new."
+    )
+    header = ("split", "measure", "base model", *map(name_of, compared.methods))
+    return Table(key="pass-at-k", title="pass@k and maj@k", header=header, rows=tuple(rows), note=note)
 
 
 SEEDS = "Means over seeds, minimum and maximum in brackets. "
@@ -320,6 +347,8 @@ ROLLOUTS = "rollouts (maths)"
 
 def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
     tables = [table_1(compared, paper=paper), table_2(compared, paper=paper)]
+    if (passed := table_pass_at_k(compared)).rows:
+        tables.insert(1, passed)
     if len(compared.methods) > 1 and compared.splits:
         tables += [table_against(compared), table_equal_responses(compared)]
     tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
