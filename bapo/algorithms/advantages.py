@@ -37,6 +37,13 @@ def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDA
     return _against(values, values, norm, eps)
 
 
+def deviation(rewards: NDArray[np.float64], norm: AdvantageNorm, eps: float) -> float:
+    """What centered rewards of a group are divided by; 1 for equal rewards, a single one, or `center`."""
+    if norm == "center" or len(rewards) == 1 or np.ptp(rewards) == 0:
+        return 1.0
+    return math.sqrt(float(rewards.var()) + eps) if norm == "pop_var" else float(rewards.std(ddof=1)) + eps
+
+
 def pooled_advantages(
     rewards: ArrayLike, fresh: NDArray[np.bool_], pool: AdvantagePool, norm: AdvantageNorm, eps: float
 ) -> NDArray[np.float64]:

@@ -39,8 +39,11 @@ class LossConfig(Frozen):
     """Dual clip: bound of the loss for negative advantages; null: off. Only for `ppo` and `balanced_clip`."""
     aggregation: Aggregation = "token_mean"
     """Aggregation of token losses over the global mini-batch."""
-    advantage: Literal["group", "gae"] = "group"
-    """Baseline: the responses to the same prompt (eq. 2), or a critic (section `critic`)."""
+    advantage: Literal["group", "gae", "tempo", "tree"] = "group"
+    """Baseline: the responses to the same prompt (eq. 2), or a critic (section `critic`). `tempo` and `tree` credit
+    each token by the prefixes that responses share (bapo/algorithms/prefix_tree.py)."""
+    tree_lambda: float = Field(0.0, ge=0, le=1)
+    """lambda of `advantage = tree`: 0 credits only the token at which responses part."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
     """Normalization of eq. 2: `pop_var` by the population variance, `std_ddof1` by the sample deviation (verl, TRL),
     `center` not at all (Dr. GRPO)."""
@@ -107,6 +110,11 @@ class LossConfig(Frozen):
     def weighs_reused(self) -> bool:
         """Whether X3 groups are weighted, skipped or compared with a baseline under pi_theta_t."""
         return self.x3_ess_weight or self.x3_min_ess is not None or self.x3_baseline == "current"
+
+    @property
+    def credits_tokens(self) -> bool:
+        """Whether advantages differ between the tokens of a response without a critic."""
+        return self.advantage in ("tempo", "tree")
 
     @property
     def needs_reference(self) -> bool:
@@ -177,10 +185,10 @@ class LossConfig(Frozen):
                 "x3_ess_weight, x3_min_ess and x3_baseline = current need pi_theta_t, which ratio_mode = "
                 f"{self.ratio_mode} does not evaluate for reused groups; set ratio_mode = decoupled"
             )
-        if (self.x3_ess_weight or self.x3_baseline == "current") and self.advantage == "gae":
+        if (self.x3_ess_weight or self.x3_baseline == "current") and self.advantage != "group":
             raise ValueError(
-                "x3_ess_weight and x3_baseline = current change group advantages, which a critic replaces; set "
-                "advantage = group, or use only x3_min_ess"
+                f"x3_ess_weight and x3_baseline = current change group advantages, which advantage = {self.advantage} "
+                "replaces; set advantage = group, or use only x3_min_ess"
             )
         return self
 
@@ -211,6 +219,15 @@ class LossConfig(Frozen):
             raise ValueError(
                 "advantage = gae has a critic as baseline and is whitened over the batch; set advantage_batch_norm = "
                 "false and advantage_pool = mixed, or advantage = group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def prefixes_are_of_one_group(self) -> Self:
+        if self.credits_tokens and (self.advantage_batch_norm or self.advantage_pool != "mixed"):
+            raise ValueError(
+                f"advantage = {self.advantage} has the whole group as baseline; set advantage_batch_norm = false and "
+                "advantage_pool = mixed, or advantage = group"
             )
         return self
 

@@ -11,7 +11,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.advantages import batch_normalised, length_reward, overlong_penalty, pooled_advantages
+from bapo.algorithms.advantages import (
+    batch_normalised,
+    deviation,
+    gae,
+    length_reward,
+    overlong_penalty,
+    pooled_advantages,
+)
+from bapo.algorithms.prefix_tree import prefix_values
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Origin, Outcome
 
@@ -28,6 +36,11 @@ def row_advantages(batch: Batch, config: Config) -> Float64s:
         lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
         advantage_R[used_R] = batch_normalised(advantage_R[used_R], lengths_R[used_R])
     return advantage_R
+
+
+def token_advantages(batch: Batch, config: Config) -> Float64s:
+    """[M] advantage of each token by the prefixes that the responses of its entry share (`loss.advantage`)."""
+    return np.concatenate([_by_prefixes(entry, batch.step, config) for entry in batch.entries])
 
 
 def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
@@ -70,3 +83,19 @@ def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
     return entry_factor(entry, config) * pooled_advantages(
         rewards, fresh, settings.advantage_pool, settings.advantage_norm, settings.advantage_eps
     )
+
+
+def _by_prefixes(entry: BatchEntry, step: int, config: Config) -> Float64s:
+    settings, group = config.loss, entry.group
+    if entry.kind == "sft":
+        return np.zeros(len(group.token_ids))
+    rewards = shaped_rewards(entry, step, config)
+    ends = np.cumsum(group.lengths)
+    values_M = np.concatenate(prefix_values(np.split(group.token_ids, ends[:-1]), rewards))
+    reward_M = np.zeros(len(group.token_ids))
+    reward_M[ends - 1] = rewards
+    gae_lambda = settings.tree_lambda if settings.advantage == "tree" else 0.0
+    credit_M, _ = gae(reward_M, values_M, gamma=1.0, gae_lambda=gae_lambda, lengths=group.lengths)
+    if settings.advantage == "tempo":
+        credit_M += np.repeat(rewards - rewards.mean(), group.lengths)
+    return entry_factor(entry, config) * credit_M / deviation(rewards, settings.advantage_norm, settings.advantage_eps)

@@ -23,6 +23,7 @@ from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader
+from learner.batch.advantages import token_advantages
 from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of
 from learner.losses.base import Rows, TokenInputs
 from learner.losses.objective import importance_weight, token_weights
@@ -137,6 +138,9 @@ class StepLogProbs:
 def step_inputs(batch: Batch, config: Config, device: torch.device, images: ImageReader | None = None) -> StepInputs:
     """Create the inputs of a nonempty batch. Raises: ContractError."""
     columns = columns_of(batch, config, images)
+    advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
+    if config.loss.credits_tokens:
+        advantage_M = token_advantages(batch, config)
     active_R = (columns.advantage_R != 0) | adds_without_advantage(config.loss)
     return StepInputs(
         batch=batch,
@@ -144,7 +148,7 @@ def step_inputs(batch: Batch, config: Config, device: torch.device, images: Imag
         plan=_plan(batch, config),
         active_R=active_R & ~columns.left_out_R & ~columns.sft_R,
         rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
-        advantage_M=torch.from_numpy(np.repeat(columns.advantage_R, columns.lengths_R)).to(device),
+        advantage_M=torch.from_numpy(advantage_M.astype(np.float32)).to(device),
         expert_M=torch.from_numpy(np.repeat(columns.expert_R, columns.lengths_R)).to(device),
     )
 
