@@ -48,6 +48,7 @@ from bapo.analysis.compare.prompts import (
     training_matrix,
     unsolved,
 )
+from bapo.analysis.compare.reevaluation import second_looks
 from bapo.config.check import shown
 from bapo.config.layers import dotted, flatten
 from bapo.config.tree import Config
@@ -340,6 +341,26 @@ def _difference(compared: Compared, method: Method, reference: str, split: str, 
     return DASH
 
 
+def table_second_looks(compared: Compared) -> Table:
+    """Re-evaluations that improved, by the age of the failure, next to chance."""
+    rows = []
+    for method in compared.methods:
+        for looks in second_looks(method.runs):
+            ages = f"{looks.youngest} to {looks.oldest}" if looks.oldest < MANY else f"{looks.youngest} or more"
+            ages = str(looks.youngest) if looks.youngest == looks.oldest else ages
+            rows.append((name_of(method), ages, count(looks.num), interval(looks.improved), percent(looks.floor)))
+    note = (
+        "Re-evaluations of hard prompts by the number of weight updates since the failure. Improved: c1 < mu' < 1, "
+        "with the 95 % interval over re-evaluations. Floor: what a second group from the weights that failed would give, "
+        "from the distribution of pass rates of the fresh groups around the failure. Only what exceeds the floor has "
+        "become solvable."
+    )
+    header = ("method", "age", "re-evaluations", "improved, %", "floor, %")
+    return Table(key="second-looks", title="Re-evaluations by age", header=header, rows=tuple(rows), note=note)
+
+
+MANY = 1 << 20
+
 AVERAGE = "average"
 ROLLOUTS = "rollouts (maths)"
 """Column of the paper's, which counts them on mathematics alone."""
@@ -352,6 +373,8 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
     if len(compared.methods) > 1 and compared.splits:
         tables += [table_against(compared), table_equal_responses(compared)]
     tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
+    if (looks := table_second_looks(compared)).rows:
+        tables.append(looks)
     tables += [table_rescued(compared)] if compared.splits else []
     tables += [table_3(compared), table_4(compared)] if paper else []
     return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
