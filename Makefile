@@ -29,7 +29,7 @@ $(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 		echo "the tests of the web page are skipped without a browser: install chromium (and fonts-dejavu-core)"
 	@touch $@
 
-demo: setup ## post-train the shipped tiny model on Countdown with BAPO, all parts real
+demo: setup ## post-train the shipped tiny model on chains of operations with BAPO, all parts real
 	$(BIN)/bapo train deploy/configs/demo.toml --run.name auto
 
 # One xdist worker per core; each has a Redis of its own and imports torch once.

@@ -67,6 +67,20 @@ def pooled_advantages(
     return advantages
 
 
+def pass_k_weights(rewards: ArrayLike, k: int) -> NDArray[np.float64]:
+    """[G] K (1 - mu_-j)^(K - 1), mu_-j the mean reward of the other responses; 1 for K = 1 or a single response.
+
+    A success counts as far as the others of K responses would have failed: the gradient of the expected pass@K
+    (PKPO, arXiv 2505.15201).
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    if k == 1 or len(values) == 1:
+        return np.ones_like(values)
+    others = (values.sum() - values) / (len(values) - 1)
+    weights: NDArray[np.float64] = k * np.clip(1.0 - others, 0.0, 1.0) ** (k - 1)
+    return weights
+
+
 def batch_normalised(advantage_R: ArrayLike, lengths_R: ArrayLike) -> NDArray[np.float64]:
     """(A - mean) / (std + 1e-5) over all tokens of a batch, on top of the normalization by group (AReaL).
 

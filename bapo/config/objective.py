@@ -52,6 +52,9 @@ class LossConfig(Frozen):
     advantage_pool: Literal["mixed", "split", "on_policy"] = "mixed"
     """Rewards used for mean and deviation: of all rows of the entry; of fresh and other rows separately (RePO); or of
     the fresh rows for all (LUFFY's option)."""
+    advantage_pass_k: int = Field(1, ge=1)
+    """K: advantages are multiplied by K (1 - mu_-j)^(K - 1), mu_-j the mean reward of the other responses, so that hard
+    prompts count more: the gradient of pass@K. 1: all prompts alike."""
     advantage_batch_norm: bool = False
     """Normalize again over all tokens of the batch (AReaL)."""
     importance_level: Literal["none", "token", "sequence", "geometric"] = "token"
@@ -224,10 +227,11 @@ class LossConfig(Frozen):
 
     @model_validator(mode="after")
     def prefixes_are_of_one_group(self) -> Self:
-        if self.credits_tokens and (self.advantage_batch_norm or self.advantage_pool != "mixed"):
+        own = self.advantage_batch_norm or self.advantage_pool != "mixed" or self.advantage_pass_k > 1
+        if self.credits_tokens and own:
             raise ValueError(
-                f"advantage = {self.advantage} has the whole group as baseline; set advantage_batch_norm = false and "
-                "advantage_pool = mixed, or advantage = group"
+                f"advantage = {self.advantage} has the whole group as baseline; set advantage_batch_norm = false, "
+                "advantage_pool = mixed and advantage_pass_k = 1, or advantage = group"
             )
         return self
 

@@ -17,6 +17,7 @@ from bapo.algorithms.advantages import (
     gae,
     length_reward,
     overlong_penalty,
+    pass_k_weights,
     pooled_advantages,
 )
 from bapo.algorithms.prefix_tree import prefix_values
@@ -80,9 +81,10 @@ def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
     # A whole reused group (X3) is its own baseline: only rows joined to fresh ones form two pools.
     fresh = ~(entry.replayed_rows | entry.expert_rows)
     rewards = shaped_rewards(entry, step, config)
-    return entry_factor(entry, config) * pooled_advantages(
+    advantages = pooled_advantages(
         rewards, fresh, settings.advantage_pool, settings.advantage_norm, settings.advantage_eps
     )
+    return entry_factor(entry, config) * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
 
 
 def _by_prefixes(entry: BatchEntry, step: int, config: Config) -> Float64s:

@@ -49,7 +49,8 @@ def three_steps(folder: Path, config: str, splits: tuple[str, ...]) -> RunDirect
 
 
 def test_three_steps_of_the_demo_train_the_shipped_model(tmp_path: Path) -> None:
-    run = three_steps(tmp_path, "deploy/configs/demo.toml", ("cd34", "cd4"))
+    splits = ("chain", "chain-long")
+    run = three_steps(tmp_path, "deploy/configs/demo.toml", (*splits, *(f"{split}@0.3" for split in splits)))
     exported = run.checkpoint_dir(3) / "hf"
     model = AutoModelForCausalLM.from_pretrained(exported)
     assert model.num_parameters() == 646_784

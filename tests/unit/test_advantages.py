@@ -14,6 +14,7 @@ from bapo.algorithms.advantages import (
     AdvantagePool,
     batch_normalised,
     group_advantages,
+    pass_k_weights,
     pooled_advantages,
 )
 from bapo.config.objective import Aggregation
@@ -189,3 +190,10 @@ def test_a_response_that_is_left_out_whole_has_no_weight_and_is_not_counted(aggr
     without = token_weights(np.array([3, 2]), aggregation, 4)  # type: ignore[arg-type]
     assert weights.tolist() == [without[0], 0.0, without[1]]
     assert token_weights(np.array([0, 0]), aggregation, 4).tolist() == [0.0, 0.0]  # type: ignore[arg-type]
+
+
+def test_for_pass_at_k_a_success_counts_as_far_as_the_others_fail() -> None:
+    # One of four is correct: the others of the success are all wrong, those of a failure have 1/3.
+    assert pass_k_weights([1.0, 0.0, 0.0, 0.0], 2).tolist() == pytest.approx([2, 4 / 3, 4 / 3, 4 / 3])
+    assert pass_k_weights([1.0, 1.0, 0.0, 1.0], 3).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+    assert pass_k_weights([1.0, 0.0], 1).tolist() == [1, 1]
