@@ -13,11 +13,14 @@ PRESET_GROUPS = {
         "bapo-gaussian-quota", "bapo-uniform", "bapo-inverted", "bapo-official", "bapo-official-thresholds", "ba-ppo",
     ),
     "BAPO: additional variants": (
-        "pilot-commit", "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill", "bapo-young", "bapo-balanced-clip",
+        "bapo-reuse", "pilot-commit", "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill", "bapo-young",
+        "bapo-balanced-clip",
     ),
-    "On-policy losses": ("grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo"),
+    "On-policy losses": (
+        "grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo", "tempo", "pass-k",
+    ),
     "Importance sampling against the inference engine": ("tis", "tis-mask", "tis-sequence", "tis-geometric-mask"),
-    "Replay and off-policy": ("areal", "arpo", "remix", "repo"),
+    "Replay and off-policy": ("areal", "arpo", "popo", "remix", "repo"),
     "Choice of prompts": ("learnability", "mopps", "dots-online"),
     "Expert solutions": ("luffy", "relift"),
 }  # fmt: skip

@@ -351,9 +351,9 @@ def table_second_looks(compared: Compared) -> Table:
             rows.append((name_of(method), ages, count(looks.num), interval(looks.improved), percent(looks.floor)))
     note = (
         "Re-evaluations of hard prompts by the number of weight updates since the failure. Improved: c1 < mu' < 1, "
-        "with the 95 % interval over re-evaluations. Floor: what a second group from the weights that failed would give, "
-        "from the distribution of pass rates of the fresh groups around the failure. Only what exceeds the floor has "
-        "become solvable."
+        "with the 95 % interval over re-evaluations. Floor: what a second group from the weights that failed would "
+        "give, from the distribution of pass rates of the fresh groups around the failure. Only what exceeds the floor "
+        "has become solvable."
     )
     header = ("method", "age", "re-evaluations", "improved, %", "floor, %")
     return Table(key="second-looks", title="Re-evaluations by age", header=header, rows=tuple(rows), note=note)

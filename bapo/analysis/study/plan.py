@@ -32,6 +32,8 @@ MUST_AGREE = {
     "algorithm.group_size": "responses per prompt",
     "learner.minibatch_size": "groups per optimizer update",
     "learner.epochs": "passes over each batch",
+    "loss.kl_coef": "the KL term",
+    "loss.entropy_coef": "the entropy bonus",
     "rollout.temperature": "sampling",
     "rollout.top_p": "sampling",
     "rollout.max_prompt_tokens": "sampling",

@@ -1,0 +1,127 @@
+"""Table and plot of docs/which_method.md and README from the records of a study: costs and results of each method.
+
+    python -m benchmarks.which_method outputs/study-chain --split chain --against grpo
+
+Writes docs/images/results.png and the part of docs/which_method.md between its two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+from bapo.analysis.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy, final_accuracy
+from bapo.analysis.compare.gather import Compared, Method, gather
+from bapo.analysis.compare.tables import interval, points
+from bapo.core.statistics import Estimate
+from bapo.core.text import count, duration
+
+PAGE, PICTURE = Path("docs/which_method.md"), Path("docs/images/results.png")
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+COLORS = {"base": "#999999", "other": "#0072B2", "reference": "#56B4E9"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    method: Method
+    at_budget: AtEqualResponses | str
+    """Against the reference, at equal responses."""
+    final: Estimate | None
+    cold: Estimate | None
+    """At the additional temperature."""
+
+
+def rows_of(compared: Compared, split: str, reference: str) -> list[Row]:
+    """One per method, in the order of the study."""
+    other = next(method for method in compared.methods if method.name == reference)
+    cold = next((name for name in compared.splits if name.startswith(f"{split}@")), "")
+    return [
+        Row(
+            method=method,
+            at_budget=at_equal_responses(method, other, split),
+            final=final_accuracy(method, split),
+            cold=final_accuracy(method, cold) if cold else None,
+        )
+        for method in compared.methods
+    ]
+
+
+def markdown(compared: Compared, rows: list[Row], split: str, reference: str) -> str:
+    """The table, the base model first."""
+    runs = [run for method in compared.methods for run in method.runs]
+    cold = next((name for name in compared.splits if name.startswith(f"{split}@")), "")
+    budget = next((count(row.at_budget.budget) for row in rows if not isinstance(row.at_budget, str)), "equal")
+    label = next(row.method.label for row in rows if row.method.name == reference)
+    temperature = cold.rpartition("@")[2]
+    lines = [
+        f"| method | seeds | at {budget} responses | to {label} | after all steps, T = 1 | T = {temperature} | "
+        "responses | updates | learner time |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| base model | | | | {interval(base_accuracy(runs, split))} | {interval(base_accuracy(runs, cold))} | | | |",
+    ]
+    for row in rows:
+        found, method = row.at_budget, row.method
+        accuracy = "-" if isinstance(found, str) else f"{100 * found.method:.1f}"
+        change = "" if method.name == reference else "-" if isinstance(found, str) else points(found.difference)
+        cells = [
+            method.label, str(len(method.runs)), accuracy, change, interval(row.final), interval(row.cold),
+            count(_mean([run.ledger.rollouts for run in method.runs])),
+            f"{_mean([run.num_updates for run in method.runs]):.0f}",
+            duration(_mean([run.ledger.train_s for run in method.runs])),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(compared: Compared, rows: list[Row], split: str, reference: str) -> None:
+    """Accuracy at equal responses with the interval of the difference to the reference, methods sorted."""
+    runs = [run for method in compared.methods for run in method.runs]
+    known = [(row, row.at_budget) for row in rows if not isinstance(row.at_budget, str)]
+    known.sort(key=lambda pair: pair[1].method)
+    base = base_accuracy(runs, split)
+    figure, axis = plt.subplots(figsize=(7.2, 0.34 * len(known) + 1.1), constrained_layout=True)
+    for place, (row, found) in enumerate(known):
+        color = COLORS["reference" if row.method.name == reference else "other"]
+        half = 100 * (found.difference.high - found.difference.low) / 2
+        axis.barh(place, 100 * found.method, color=color, height=0.65)
+        if row.method.name != reference:
+            axis.errorbar(100 * found.method, place, xerr=half, color="black", capsize=3, linewidth=1)
+        axis.text(0.5, place, f"{100 * found.method:.1f}", va="center", color="white", fontsize=8)
+    if base is not None:
+        axis.axvline(100 * base.mean, color=COLORS["base"], linestyle="--", linewidth=1)
+        axis.text(100 * base.mean, len(known) - 0.3, "base model", color=COLORS["base"], fontsize=8, ha="center")
+    axis.set_yticks(range(len(known)), [row.method.label for row, _ in known], fontsize=9)
+    axis.set_xlabel(f"held-out accuracy on {split} after {count(known[0][1].budget)} training responses, %")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(PICTURE, dpi=150)
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return sum(values) / len(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help="directory of the study")
+    parser.add_argument("--split", default="chain", help="held-out split (default: %(default)s)")
+    parser.add_argument("--against", default="grpo", help="method that the others are compared with")
+    args = parser.parse_args()
+    compared = gather([args.study])
+    rows = rows_of(compared, args.split, args.against)
+    table = markdown(compared, rows, args.split, args.against)
+    page = PAGE.read_text(encoding="utf-8")
+    measured = f"{BEGIN}\n\n{table}\n\n{END}"
+    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: measured, page, flags=re.DOTALL), encoding="utf-8")
+    draw(compared, rows, args.split, args.against)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
