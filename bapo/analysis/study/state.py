@@ -121,7 +121,7 @@ class Results:
             "wall_s": round(wall_s + sum(float(row["wall_s"]) for row in before), 1),
         }
         if directory and status == FINISHED:
-            row |= outcome(directory)
+            row |= {"commit": directory.read_run().get("commit"), **outcome(directory)}
         keep_lines(self.path, lambda line: line["run"] != run.name)
         append_line(self.path, row)
         return row
