@@ -5,13 +5,14 @@
                  Student's t at Satterthwaite's degrees of freedom. With one seed: over prompts alone.
 `weighted`       the same for a mean in which prompts have weights, measured ones too: the ratio is made linear first.
 
-Does not cover: correction for many comparisons.
+`holm`           p values corrected for all comparisons that are looked at together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bapo.core.statistics import Estimate
 
@@ -19,7 +20,14 @@ TAIL = 0.975
 """Of a 95 % interval."""
 
 
-def crossed(table: Sequence[Sequence[float]]) -> Estimate:
+@dataclass(frozen=True, slots=True)
+class Tested(Estimate):
+    """A mean with its 95 % interval, and the two-sided p value of the mean being 0."""
+
+    p: float
+
+
+def crossed(table: Sequence[Sequence[float]]) -> Tested:
     """Mean and 95 % interval over seeds and prompts.
 
     Args:
@@ -31,11 +39,26 @@ def crossed(table: Sequence[Sequence[float]]) -> Estimate:
         raise ValueError(f"all {num_seeds} seeds must have the same prompts, got {[len(row) for row in table]}")
     mean = sum(map(sum, table)) / (num_seeds * num_prompts)
     variance, freedom = _variance(table, mean)
-    half = student_quantile(TAIL, freedom) * math.sqrt(variance)
-    return Estimate(mean, mean - half, mean + half)
+    deviation = math.sqrt(variance)
+    half = student_quantile(TAIL, freedom) * deviation
+    p = 2 * (1 - student_cdf(abs(mean) / deviation, freedom)) if deviation else float(mean == 0)
+    return Tested(mean, mean - half, mean + half, p)
 
 
-def weighted(table: Sequence[Sequence[float]], weights: Sequence[float]) -> Estimate:
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values times the number of hypotheses that are left when each is reached in ascending order (Holm 1979).
+
+    Example: .01, .04 and .03 become .03, .06 and .06.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def weighted(table: Sequence[Sequence[float]], weights: Sequence[float]) -> Tested:
     """R = sum of outcomes / sum of weights, with its 95 % interval over seeds and prompts.
 
     To first order R is the mean of R + (x - R w) / mean(w), so that table goes to `crossed`: prompts, with what their

@@ -101,7 +101,7 @@ def test_at_equal_responses_methods_are_paired_by_seed_and_prompt(tmp_path: Path
     assert not isinstance(opposite, str)
     assert opposite.difference.mean == pytest.approx(-0.25)
     rows = table_equal_responses(gather([run.directory.path for m in (plain, ours) for run in m.runs])).rows
-    assert rows == (("ours", "plain", "cd4", "+25.0 [-51.1, +101.1]", "16", "2 x 2", "43.8 : 18.8"),)
+    assert rows == (("ours", "plain", "cd4", "+25.0 [-51.1, +101.1]", "0.29", "16", "2 x 2", "43.8 : 18.8"),)
 
 
 def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from math import comb
 
 from bapo.analysis.compare.gather import Measured, Method, Row
 from bapo.analysis.run_records import BASE_VERSION
-from bapo.analysis.significance import crossed
+from bapo.analysis.significance import Tested, crossed
 from bapo.core.statistics import Estimate
 from bapo.core.text import count
 
@@ -38,7 +38,7 @@ def base_pass_at_k(runs: Iterable[Measured], split: str, k: int) -> Estimate | N
     return _over([_pass_at_k(run.before(split), k) for run in runs])
 
 
-def difference(reference: Method, method: Method, split: str) -> Estimate | None:
+def difference(reference: Method, method: Method, split: str) -> Tested | None:
     """Method - reference after training, over shared seeds and prompts; None without a shared seed."""
     pairs = [
         (run.means(split, last=True), other.means(split, last=True)) for run, other in shared_seeds(method, reference)
@@ -139,7 +139,7 @@ class AtEqualResponses:
     method: float
     reference: float
     """Mean accuracies on these prompts."""
-    difference: Estimate
+    difference: Tested
 
 
 def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqualResponses | str:

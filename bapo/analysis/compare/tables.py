@@ -49,6 +49,7 @@ from bapo.analysis.compare.prompts import (
     unsolved,
 )
 from bapo.analysis.compare.reevaluation import second_looks
+from bapo.analysis.significance import Tested, holm
 from bapo.config.check import shown
 from bapo.config.layers import dotted, flatten
 from bapo.config.tree import Config
@@ -130,41 +131,51 @@ def _key(method: str) -> str:
 
 
 def table_against(compared: Compared) -> Table:
-    rows = []
-    for one in contrasts(compared):
-        for split in compared.splits:
-            found = difference(one.reference, one.method, split)
-            rows.append((name_of(one.method), name_of(one.reference), split, points(found)))
+    pairs = [(one, split) for one in contrasts(compared) for split in compared.splits]
+    found = [difference(one.reference, one.method, split) for one, split in pairs]
+    rows = [
+        (name_of(one.method), name_of(one.reference), split, points(tested), p)
+        for (one, split), tested, p in zip(pairs, found, corrected(found), strict=True)
+    ]
     note = (
-        "Difference in percentage points after training, with the 95 % interval over common seeds and prompts. Not "
-        "corrected for multiple comparisons."
+        "Difference in percentage points after training, with the 95 % interval over common seeds and prompts. p: of "
+        "no difference, by Holm's correction over the rows of this table."
     )
-    header = ("method", "against", "split", "difference")
+    header = ("method", "against", "split", "difference", "p")
     return Table(key="against", title="At equal steps", header=header, rows=tuple(rows), note=note)
 
 
 def table_equal_responses(compared: Compared) -> Table:
-    rows = []
-    for one in contrasts(compared):
-        for split in compared.splits:
-            found = at_equal_responses(one.method, one.reference, split)
-            rows.append((name_of(one.method), name_of(one.reference), split, *_equal_cells(found)))
+    pairs = [(one, split) for one in contrasts(compared) for split in compared.splits]
+    found = [at_equal_responses(one.method, one.reference, split) for one, split in pairs]
+    p_values = corrected([None if isinstance(at, str) else at.difference for at in found])
+    rows = [
+        (name_of(one.method), name_of(one.reference), split, *_equal_cells(at, p))
+        for (one, split), at, p in zip(pairs, found, p_values, strict=True)
+    ]
     note = (
         "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the same number "
         "of training responses: the largest of evaluation.at_responses that both have, or what the cheapest run of the "
         "two methods sampled in all. Each run was measured there, or less than one step away; nothing is interpolated. "
-        "Accuracies are on the common prompts, method : reference."
+        "Accuracies are on the common prompts, method : reference. p: of no difference, by Holm's correction over the "
+        "rows of this table."
     )
-    header = ("method", "against", "split", "difference", "budget", "prompts x seeds", "accuracies")
+    header = ("method", "against", "split", "difference", "p", "budget", "prompts x seeds", "accuracies")
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
 
 
-def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
+def corrected(found: Sequence[Tested | None]) -> list[str]:
+    """p values by Holm's correction, a dash where there is none."""
+    p_values = iter(holm([one.p for one in found if one is not None]))
+    return [DASH if one is None else f"{next(p_values):.2g}" for one in found]
+
+
+def _equal_cells(found: AtEqualResponses | str, p: str) -> tuple[str, ...]:
     if isinstance(found, str):
-        return (found, DASH, DASH, DASH)
+        return (found, DASH, DASH, DASH, DASH)
     accuracies = f"{percent(found.method)} : {percent(found.reference)}"
     sample = f"{found.num_prompts} x {len(found.seeds)}"
-    return (points(found.difference), count(found.budget), sample, accuracies)
+    return (points(found.difference), p, count(found.budget), sample, accuracies)
 
 
 def table_pass_at_k(compared: Compared) -> Table:
