@@ -120,6 +120,7 @@ def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> No
         "-",
         "-",
         "-",
+        "-",
     )
 
 

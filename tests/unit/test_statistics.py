@@ -8,6 +8,7 @@ import pytest
 
 from bapo.analysis.significance import (
     crossed,
+    holm,
     student_quantile,
     weighted,
 )
@@ -110,3 +111,16 @@ def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
     assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(16 / 81), rel=1e-5)
     with pytest.raises(ValueError, match="all prompt weights are 0"):
         weighted([[0.0, 0.0]], [0.0, 0.0])
+
+
+def test_the_p_value_is_that_of_students_t() -> None:
+    # Seeds differ and prompts do not: t = 1/4 / sqrt(1/32) with 2 degrees of freedom, p = 1 - t / sqrt(2 + t^2).
+    found = crossed([[0.0, 0.25], [0.25, 0.5]])
+    t = 0.25 / math.sqrt(1 / 32)
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert crossed([[0.0, 0.0]]).p == 1.0
+
+
+def test_holm_multiplies_by_the_hypotheses_that_are_left() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
