@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bapo.algorithms.reevaluation import SamplingCost
 from bapo.core.batch_items import Item, whole
 from bapo.core.types import GroupStat, HardPrompt, Origin
 
@@ -167,13 +166,12 @@ class Composer(Protocol):
         ...
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
     ) -> tuple[str, ...]:
         """Ids of the hard prompts to re-evaluate at a step t with t mod m == 0 (docs/paper.md, Algorithm 1 line 13).
 
         Args:
             excluded: prompt ids of X_on(t).
-            cost: yield of sampling before t; None: not needed by the settings.
         Returns: at most M ids; empty for an algorithm that never re-samples.
         """
         ...

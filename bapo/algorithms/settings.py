@@ -103,15 +103,9 @@ class AlgorithmConfig(Frozen):
     """S: B_high contains groups of this many latest steps."""
     max_reevaluated: int = Field(128, ge=1, le=MAX_REQUESTS)
     """M: maximum hard prompts per re-evaluation round."""
-    hard_prompt_sampling: Literal["uniform", "gain"] = "uniform"
-    """Which hard prompts are re-evaluated if there are more than M: a uniform sample, or those with the largest
-    expected gain."""
-    hard_prompt_value: float | None = Field(None, gt=0)
-    """Value of an improved hard prompt, in informative fresh groups: the less re-evaluations gain compared with fresh
-    groups, the fewer there are; null: always M."""
-    x3_policy: Literal["window", "refill", "youngest"] = "window"
-    """Which groups of the latest S steps become X3: those of eq. 7; those, then any informative ones while there is
-    room; or any informative ones. The latter two prefer the youngest, then those nearest to mu = 1/2."""
+    x3_policy: Literal["window", "youngest"] = "window"
+    """Which groups of the latest S steps become X3: those of eq. 7, or any informative ones, the youngest first, then
+    those nearest to mu = 1/2."""
     drop_zero_variance_x3: bool = True
     """Never reuse a zero-variance group."""
     x3_exactly_half: bool = False

@@ -91,8 +91,6 @@ NAMES = tuple(_rows())
 
 _EARLIER = {
     "cadence.slack": "max_steps_ahead",
-    "algorithm.hard_choice": "hard_prompt_sampling",
-    "algorithm.hard_worth": "hard_prompt_value",
     "algorithm.x3_choice": "x3_policy",
     "supervision.first_pause_s": "restart_backoff_s",
     "diagnostics.quiet_steps": "warn_cooldown_steps",

@@ -73,8 +73,6 @@ class LossConfig(Frozen):
     """Factor on the advantages of X2."""
     x3_weight: float = Field(1.0, ge=0)
     """Factor on the advantages of X3."""
-    x3_ess_weight: bool = False
-    """Multiply the advantages of X3 groups by their effective sample size under pi_theta_t."""
     x3_baseline: Literal["stored", "current"] = "stored"
     """Baseline of the advantages of X3: mean and deviation of the stored rewards (eq. 2), or of what pi_theta_t would
     reach, estimated from the group by importance sampling; then groups that are solved or lost are skipped."""
@@ -111,8 +109,8 @@ class LossConfig(Frozen):
 
     @property
     def weighs_reused(self) -> bool:
-        """Whether X3 groups are weighted, skipped or compared with a baseline under pi_theta_t."""
-        return self.x3_ess_weight or self.x3_min_ess is not None or self.x3_baseline == "current"
+        """Whether X3 groups are skipped, or compared with a baseline, under pi_theta_t."""
+        return self.x3_min_ess is not None or self.x3_baseline == "current"
 
     @property
     def credits_tokens(self) -> bool:
@@ -185,13 +183,13 @@ class LossConfig(Frozen):
     def reused_groups_can_be_weighed(self) -> Self:
         if self.weighs_reused and self.ratio_mode != "decoupled":
             raise ValueError(
-                "x3_ess_weight, x3_min_ess and x3_baseline = current need pi_theta_t, which ratio_mode = "
+                "x3_min_ess and x3_baseline = current need pi_theta_t, which ratio_mode = "
                 f"{self.ratio_mode} does not evaluate for reused groups; set ratio_mode = decoupled"
             )
-        if (self.x3_ess_weight or self.x3_baseline == "current") and self.advantage != "group":
+        if self.x3_baseline == "current" and self.advantage != "group":
             raise ValueError(
-                f"x3_ess_weight and x3_baseline = current change group advantages, which advantage = {self.advantage} "
-                "replaces; set advantage = group, or use only x3_min_ess"
+                f"x3_baseline = current changes group advantages, which advantage = {self.advantage} replaces; set "
+                "advantage = group, or x3_baseline = stored"
             )
         return self
 

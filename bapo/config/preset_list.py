@@ -13,8 +13,7 @@ PRESET_GROUPS = {
         "bapo-gaussian-quota", "bapo-uniform", "bapo-inverted", "bapo-official", "bapo-official-thresholds", "ba-ppo",
     ),
     "BAPO: additional variants": (
-        "bapo-reuse", "bapo-current-baseline", "pilot-commit", "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill",
-        "bapo-young",
+        "bapo-reuse", "bapo-current-baseline", "pilot-commit",
         "bapo-balanced-clip",
     ),
     "On-policy losses": (

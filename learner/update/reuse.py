@@ -5,7 +5,6 @@
     J   = sum_j W_j r_j / sum_j W_j                            the mean reward that pi_theta_t would have
 
     loss.x3_min_ess      groups of X3 below it are excluded from loss and denominators of the step
-    loss.x3_ess_weight   the advantages of the others are multiplied by it
     loss.x3_baseline     current: A_j = (r_j - J) / sqrt(J (1 - J) + eps) instead of the mean and deviation of the day
                          on which the group was sampled (eq. 2), which push what has been learned since once more;
                          groups with J outside [1/G, (G-1)/G] are excluded, as the online filter does with fresh ones
@@ -46,7 +45,7 @@ def reused_responses(inputs: StepInputs) -> Int64s:
 
 
 def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple[StepInputs, dict[str, float]]:
-    """Skip or weight the groups of X3, with counts to log; needs log pi_theta_t of their responses."""
+    """Skip groups of X3, or change their baseline, with counts to log; needs log pi_theta_t of their responses."""
     settings, groups = config.loss, reused_groups(inputs)
     if not len(groups):
         return inputs, {}
@@ -62,12 +61,7 @@ def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple
         inputs = with_current_baseline(inputs, groups, rate_E, config)
     dropped = groups[is_dropped_E]
     facts["x3_left_out"] = len(dropped)
-    inputs = inputs.without(dropped, config)
-    if settings.x3_ess_weight:
-        factor_E = np.ones(len(inputs.batch.entries), dtype=np.float32)
-        factor_E[groups] = ess_E
-        inputs = inputs.scaled(factor_E[inputs.columns.group_R])
-    return inputs, facts
+    return inputs.without(dropped, config), facts
 
 
 def response_log_weights(columns: Columns, theta_t_M: Float32s) -> Float64s:

@@ -97,10 +97,6 @@ class StepInputs:
             self, columns=replace(self.columns, advantage_R=advantage_R), advantage_M=self.spread(advantage_R)
         )
 
-    def scaled(self, factor_R: NDArray[np.float32]) -> Self:
-        """The step with the advantage of every response multiplied by its factor."""
-        return replace(self, advantage_M=self.advantage_M * self.spread(factor_R))
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepLogProbs:
@@ -138,9 +134,10 @@ class StepLogProbs:
 def step_inputs(batch: Batch, config: Config, device: torch.device, images: ImageReader | None = None) -> StepInputs:
     """Create the inputs of a nonempty batch. Raises: ContractError."""
     columns = columns_of(batch, config, images)
-    advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
     if config.loss.credits_tokens:
-        advantage_M = token_advantages(batch, config)
+        advantage_M = token_advantages(batch, config).astype(np.float32)
+    else:
+        advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
     active_R = (columns.advantage_R != 0) | adds_without_advantage(config.loss)
     return StepInputs(
         batch=batch,
@@ -148,7 +145,7 @@ def step_inputs(batch: Batch, config: Config, device: torch.device, images: Imag
         plan=_plan(batch, config),
         active_R=active_R & ~columns.left_out_R & ~columns.sft_R,
         rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
-        advantage_M=torch.from_numpy(advantage_M.astype(np.float32)).to(device),
+        advantage_M=torch.from_numpy(advantage_M).to(device),
         expert_M=torch.from_numpy(np.repeat(columns.expert_R, columns.lengths_R)).to(device),
     )
 

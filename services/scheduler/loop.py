@@ -9,10 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from bapo.algorithms.composer import Composer
-from bapo.algorithms.reevaluation import COST_STEPS, SamplingCost, cost_before
 from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
@@ -42,8 +41,6 @@ class Buffer(Protocol):
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]: ...
 
     def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None: ...
-
-    def compositions(self, *, limit: int) -> list[dict[str, Any]]: ...
 
 
 class Scheduler:
@@ -145,9 +142,7 @@ class Scheduler:
         if due is None or due <= self._issued_round:
             return
         hard = self._buffer.hard_prompts()
-        requests = reevaluation_requests(
-            due, hard, composer=self._composer, plan=self._plan, config=self._config, cost=self._cost_before(due)
-        )
+        requests = reevaluation_requests(due, hard, composer=self._composer, plan=self._plan, config=self._config)
         if len(requests) > len(asked := first_call(requests)):
             log.warning(
                 "step %d: only %d of %d hard prompts are re-evaluated, more exceed the size of one call: lower "
@@ -160,12 +155,6 @@ class Scheduler:
         self._rounds.issued(due, len(requests))
         self._asked.labels(purpose=Purpose.REEVALUATE.value).inc(len(requests))
         log.info("step %d: re-evaluating %d of %d hard prompts", due, len(requests), len(hard))
-
-    def _cost_before(self, step: int) -> SamplingCost | None:
-        if self._config.algorithm.hard_prompt_value is None:
-            return None
-        # The learner may be a few steps ahead of the due round.
-        return cost_before(step, self._buffer.compositions(limit=2 * COST_STEPS))
 
 
 class RoundClock:

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from bapo.algorithms.composer import Composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import SamplingCost
 from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.config.tree import Config
@@ -192,7 +191,6 @@ def reevaluation_requests(
     composer: Composer,
     plan: FreshPlan,
     config: Config,
-    cost: SamplingCost | None = None,
 ) -> list[RolloutRequest]:
     """The requests of round `step`: hard prompts are re-evaluated with theta_t (eq. 6)."""
     prompts = {entry.prompt_id: prompt for entry, prompt in hard}
@@ -201,7 +199,6 @@ def reevaluation_requests(
         step,
         plan.prompt_ids(step),
         lambda purpose: rng_for(config.run.seed, step, purpose),
-        cost,
     )
     return [
         RolloutRequest(

@@ -14,7 +14,6 @@ import pytest
 
 from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import COST_STEPS, cost_before
 from bapo.analysis.whatif.recording import read_recording
 from bapo.analysis.whatif.simulation import as_recorded, compare, what_if
 from bapo.config.load import dump_toml
@@ -37,14 +36,16 @@ PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
 EXPERTS = ("luffy", "relift")
 REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_items": 2, "window": 2, "last_step": 7}
 STEPS = 8
-OWN = {"hard_prompt_sampling": "gain", "hard_prompt_value": 0.5, "x3_policy": "refill"}
-"""Our additions to `bapo`."""
+OWN = {"x3_policy": "youngest"}
+"""Our addition to `bapo`."""
 RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]
 
 
 def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Config:
     """B = 4, G = 4, max_steps_ahead = 0."""
     share = {"share": 0.5} if name in ("remix", "dots_replay") else {}
+    if name == "pilot_commit":
+        extra = {**extra, "pilot_size": 2}
     algorithm = {
         "name": name, "batch_size": 4, "group_size": 4, "num_experts": int(name in EXPERTS), "max_rounds": 3,
         "online_filter": "range" if name in ("bapo", "dapo") else "none", "replay": {**REPLAY, **share}, **extra,
@@ -52,7 +53,12 @@ def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Con
     tree = {
         "algorithm": algorithm,
         "learner": {"minibatch_size": 2},
-        "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 0},
+        "cadence": {
+            "weight_sync_interval": 2,
+            "reevaluation_interval": 2,
+            "max_steps_ahead": 0,
+            "wait_for_reevaluation": name == "pilot_commit",
+        },
     }
     return Config.model_validate(tree)
 
@@ -102,14 +108,14 @@ class Peers:
         hard = self.service.store.tables().bad
         prompts = self.store.bad_prompts()
         rng = lambda purpose: rng_for(self.config.run.seed, step, purpose)  # noqa: E731
-        paid = cost_before(step, self.service.store.compositions(0, 2 * COST_STEPS)[1])
-        asked = self.composer.hard_prompts_to_ask(hard, step, self.plan.prompt_ids(step), rng, paid)
+        asked = self.composer.hard_prompts_to_ask(hard, step, self.plan.prompt_ids(step), rng)
         requests = [self._request(step, index, prompts[name]) for index, name in enumerate(asked)]
         self.service.enqueue_round(step, requests)
 
     def _request(self, step: int, index: int, prompt: Prompt) -> RolloutRequest:
         return RolloutRequest(
-            request_id=f"reevaluate-{step}-{index}", prompt=prompt, group_size=4, purpose=Purpose.REEVALUATE, step=step,
+            request_id=f"reevaluate-{step}-{index}", prompt=prompt,
+            group_size=self.config.algorithm.reevaluated_size, purpose=Purpose.REEVALUATE, step=step,
             min_version=step,
         )  # fmt: skip
 
@@ -123,7 +129,7 @@ class Peers:
         draw = random.Random(request.request_id)
         num_experts = self.config.algorithm.num_experts
         k = draw.choice([0, 0, 1, 2, 4])
-        rewards = "".join("1" if i < k else "0" for i in range(4 - num_experts)) + "1" * num_experts
+        rewards = "".join("1" if i < k else "0" for i in range(request.group_size - num_experts)) + "1" * num_experts
         group = answer(request, rewards, version)
         if not num_experts:
             return group

@@ -19,6 +19,7 @@ from tests.support.factories import make_hard, make_stat
 
 TRAINED = {
     Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.YOUNGEST, Reason.REPLAYED, Reason.SUPERVISED,
+    Reason.COMPLETED,
 }  # fmt: skip
 WORDS = {value for name, value in vars(Reason).items() if name.isupper()}
 PROMPTS = [f"p{i}" for i in range(12)]
@@ -38,10 +39,9 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         threshold_schedule=st.sampled_from(["eq8", "inverted", "official", "fixed"]),
         r_tot_decay=st.sampled_from([0.0, 0.5]),
         online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
-        hard_prompt_sampling=st.sampled_from(["uniform", "gain"]),
-        hard_prompt_value=st.none() | st.sampled_from([0.5, 2.0]),
-        x3_policy=st.sampled_from(["window", "refill", "youngest"]),
-        use_x2=st.booleans(),
+        x3_policy=st.sampled_from(["window", "youngest"]),
+        pilot_size=st.integers(1, 3) if name == "pilot_commit" else st.none(),
+        use_x2=st.just(True) if name == "pilot_commit" else st.booleans(),
         use_x3=st.booleans(),
         bad_capacity=st.none() | st.integers(1, 5),
         high_window=st.integers(1, 4),
@@ -105,9 +105,10 @@ class Run:
         return draw.sample(PROMPTS, self.config.fresh_schedule.at(t))
 
     def _group(self, kind: str, t: int, name: str, draw: random.Random) -> GroupStat:
-        num = self.config.num_sampled
+        size = self.config.reevaluated_size if kind == "again" else self.config.fresh_size
+        num = size - self.config.num_experts
         rewards = "".join("1" if i < draw.randint(0, num) else "0" for i in range(num)) + "1" * self.config.num_experts
-        experts = range(num, self.config.group_size)
+        experts = range(num, size)
         return make_stat(rewards=rewards, prompt_id=name, group_id=f"{kind}-{t}-{name}", version=t, experts=experts)
 
     def _rng(self, t: int) -> Rng:

@@ -66,13 +66,11 @@ def test_the_effective_sample_size_of_a_group(log_weights: tuple[float, float], 
 def test_only_groups_of_x3_are_judged() -> None:
     far = (0.0, math.log(3))
     batch = batch_of((Origin.X1, far), (Origin.X3, far), (Origin.X2, far), (Origin.X3, (0.0, 0.0)))
-    step, facts = weighed(config_of(x3_ess_weight=True), batch)
+    step, facts = weighed(config_of(x3_baseline="current"), batch)
     assert reused_groups(step).tolist() == [1, 3]
-    # A of one right of two is 1 and -1; the second group stands for .8 of its responses.
-    assert step.advantage_M.tolist() == pytest.approx(
-        [1, 1, -1, -1, 0.8, 0.8, -0.8, -0.8, 1, 1, -1, -1, 1, 1, -1, -1], abs=1e-5
-    )
-    assert facts == {"x3_group_ess": pytest.approx(0.9), "x3_left_out": 0}
+    # The correct response of a far group has weight 1 of 4: J = 1/4 of two is lost in X3; X1, X2 do not ask.
+    assert sorted(group for groups in step.plan for group in groups) == [0, 2, 3]
+    assert facts == {"x3_group_ess": pytest.approx(0.9), "x3_pass_rate": pytest.approx(0.375), "x3_left_out": 1}
 
 
 def test_a_group_below_the_floor_is_in_no_loss_and_in_no_denominator() -> None:

@@ -1,4 +1,4 @@
-"""X3 that takes the youngest informative groups, behind the window of eq. 7 or instead of it, by hand."""
+"""X3 that takes the youngest informative groups instead of those of eq. 7, by hand."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ from bapo.algorithms.settings import AlgorithmConfig
 from tests.support.factories import make_stat
 from tests.unit.test_composer import compose
 
-REFILL = AlgorithmConfig(
-    batch_size=6, c2_range=(2 / 8, 2 / 8), c3_range=(3 / 8, 3 / 8), threshold_schedule="fixed", x3_policy="refill"
-)
+WINDOW = AlgorithmConfig(batch_size=6, c2_range=(2 / 8, 2 / 8), c3_range=(3 / 8, 3 / 8), threshold_schedule="fixed")
 """The window of X3 is k = 2 and 3."""
-YOUNGEST = REFILL.model_copy(update={"x3_policy": "youngest"})
+YOUNGEST = WINDOW.model_copy(update={"x3_policy": "youngest"})
 HIGH = [
     make_stat(k=2, prompt_id="window", birth=1), make_stat(k=4, prompt_id="old-half", birth=1),
     make_stat(k=6, prompt_id="six", birth=2), make_stat(k=4, prompt_id="half", birth=2),
     make_stat(k=7, prompt_id="far", birth=3), make_stat(k=5, prompt_id="five", birth=3),
 ]  # fmt: skip
-
-
-def test_room_is_filled_youngest_first_and_nearest_to_half_right_among_equals() -> None:
-    decision = compose(REFILL, fresh={"a": 1}, high=HIGH)
-    assert decision.x3 == ("g-window", "g-five", "g-far", "g-half", "g-six")
-    words = [decision.reasons[name] for name in decision.x3]
-    assert words == [Reason.REUSED, *[Reason.YOUNGEST] * 4]
-    assert "g-old-half" not in decision.reasons
 
 
 def test_without_a_window_age_alone_decides() -> None:
@@ -35,39 +25,28 @@ def test_without_a_window_age_alone_decides() -> None:
     assert {decision.reasons[name] for name in decision.x3} == {Reason.YOUNGEST}
 
 
-def test_the_window_of_eq_7_goes_first_when_batches_are_refilled() -> None:
-    high = [make_stat(k=2, prompt_id=f"w{i}", birth=3) for i in range(9)] + [make_stat(k=4, prompt_id="h", birth=3)]
-    decision = compose(REFILL, fresh={"a": 1, "b": 7}, high=high)
-    assert len(decision.x3) == 4
-    assert "g-h" not in decision.x3
-
-
 def test_three_and_five_right_of_eight_are_equally_near_and_keep_their_order() -> None:
     high = [make_stat(k=5, prompt_id="first", birth=3), make_stat(k=3, prompt_id="second", birth=3)]
     assert compose(YOUNGEST, fresh={"a": 1}, high=high).x3 == ("g-first", "g-second")
 
 
-@pytest.mark.parametrize("settings", [REFILL, YOUNGEST])
-def test_nothing_without_an_advantage_nor_too_old_nor_of_a_prompt_that_trains_is_reused(
-    settings: AlgorithmConfig,
-) -> None:
+def test_nothing_without_an_advantage_nor_too_old_nor_of_a_prompt_that_trains_is_reused() -> None:
     high = [
         make_stat(k=0, prompt_id="wrong", birth=3), make_stat(k=8, prompt_id="right", birth=3),
         make_stat(k=4, prompt_id="ancient", birth=0), make_stat(k=4, prompt_id="a", birth=3),
         make_stat(k=4, prompt_id="unborn", birth=4),
     ]  # fmt: skip
-    assert compose(settings, fresh={"a": 1}, high=high).x3 == ()
+    assert compose(YOUNGEST, fresh={"a": 1}, high=high).x3 == ()
 
 
 def test_b_high_takes_every_informative_group_when_the_youngest_are_wanted() -> None:
     fresh = {f"k{k}": k for k in range(9)}
-    assert [stat.reward_sum for stat in compose(REFILL, fresh=fresh).high] == [1, 2, 3, 4, 5, 6, 7]
-    window = REFILL.model_copy(update={"x3_policy": "window"})
-    assert [stat.reward_sum for stat in compose(window, fresh=fresh).high] == [2, 3]
-    assert compose(window, fresh={"a": 1}, high=[make_stat(k=4, prompt_id="h", birth=3)]).x3 == ()
+    assert [stat.reward_sum for stat in compose(YOUNGEST, fresh=fresh).high] == [1, 2, 3, 4, 5, 6, 7]
+    assert [stat.reward_sum for stat in compose(WINDOW, fresh=fresh).high] == [2, 3]
+    assert compose(WINDOW, fresh={"a": 1}, high=[make_stat(k=4, prompt_id="h", birth=3)]).x3 == ()
 
 
-@pytest.mark.parametrize("settings", [REFILL, YOUNGEST])
+@pytest.mark.parametrize("settings", [WINDOW, YOUNGEST])
 def test_without_x3_nothing_is_reused(settings: AlgorithmConfig) -> None:
     without = settings.model_copy(update={"use_x3": False})
     assert compose(without, fresh={"a": 1}, high=HIGH).x3 == ()

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import Groups, Reasons, filtered_fresh
 from bapo.algorithms.randomness import sample_in_order
-from bapo.algorithms.reevaluation import SamplingCost, budget, most_promising
 from bapo.algorithms.reward_levels import is_hard, is_informative, is_solved, is_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window
@@ -51,39 +50,31 @@ class Bapo:
         improvement = improved_hard(settings, view, prompt_ids(x1), settings.batch_size - len(x1), rng("x2"))
         x2 = improvement.x2
         room = settings.batch_size - len(x1) - len(x2)
-        x3 = reused(settings, view, (c2, c3), prompt_ids(x1) | prompt_ids(x2), room, rng("x3"))
-        more = youngest(settings, view, prompt_ids((*x1, *x2, *x3)), room - len(x3))
+        taken = prompt_ids(x1) | prompt_ids(x2)
+        if settings.x3_policy == "youngest":
+            x3, why = youngest(settings, view, taken, room), Reason.YOUNGEST
+        else:
+            x3, why = reused(settings, view, (c2, c3), taken, room, rng("x3")), Reason.REUSED
         return Decision(
-            items=whole_groups(group_ids(x1), group_ids(x2), group_ids((*x3, *more))),
+            items=whole_groups(group_ids(x1), group_ids(x2), group_ids(x3)),
             r_tot=r_tot,
             c2=c2,
             c3=c3,
             bad=with_new_hard(settings, improvement.bad, view),
             high=with_new_high(settings, view, c2, c3),
-            reasons={
-                **reasons,
-                **improvement.reasons,
-                **dict.fromkeys(group_ids(x3), Reason.REUSED),
-                **dict.fromkeys(group_ids(more), Reason.YOUNGEST),
-            },
+            reasons={**reasons, **improvement.reasons, **dict.fromkeys(group_ids(x3), why)},
         )
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
     ) -> tuple[str, ...]:
-        """At most M of B_bad, oldest first: uniformly or by expected gain, and fewer by `hard_prompt_value`; none that
-        was born in this step or is asked as fresh anyway."""
+        """At most M of B_bad, uniformly, oldest first; none that was born in this step or is asked as fresh anyway."""
         settings = self._settings
         if not settings.use_x2:
             return ()
         candidates = [p for p in bad if p.birth < step and p.prompt_id not in excluded]
         most = min(settings.max_reevaluated, len(candidates))
-        if settings.hard_prompt_value is not None:
-            most = budget(most, settings.hard_prompt_value, cost or SamplingCost())
-        draw = rng("reevaluate")
-        if settings.hard_prompt_sampling == "gain":
-            return tuple(most_promising(candidates, most, group_size=settings.group_size, c1=settings.c1, rng=draw))
-        return tuple(sample_in_order([p.prompt_id for p in candidates], most, draw))
+        return tuple(sample_in_order([p.prompt_id for p in candidates], most, rng("reevaluate")))
 
 
 def improved_hard(
@@ -151,7 +142,7 @@ def reused(
     rng: random.Random,
 ) -> Groups:
     """X3: groups of the latest S steps with c2 <= mu <= c3, to fill what room is left (eq. 7; line 7)."""
-    if room <= 0 or settings.x3_policy == "youngest":
+    if room <= 0:
         return ()
     candidates = [
         stat
@@ -162,12 +153,9 @@ def reused(
 
 
 def youngest(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
-    """What joins X3 next to eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
-    B_high."""
-    if room <= 0 or settings.x3_policy == "window":
-        return ()
+    """X3 instead of eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then as in B_high."""
     candidates = [stat for stat in stored(settings, view, taken) if is_informative(stat)]
-    return tuple(sorted(candidates, key=age_and_distance)[:room])
+    return tuple(sorted(candidates, key=age_and_distance)[: max(0, room)])
 
 
 def stored(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str]) -> list[GroupStat]:
@@ -200,7 +188,7 @@ def with_new_high(settings: AlgorithmConfig, view: AssemblyView, c2: float, c3: 
     """
     queue = {stat.prompt_id: stat for stat in view.high if stat.birth > view.step - settings.high_window}
     for stat in view.fresh:
-        if is_within(stat, c2, c3) or (settings.x3_policy != "window" and is_informative(stat)):
+        if is_within(stat, c2, c3) or (settings.x3_policy == "youngest" and is_informative(stat)):
             queue.pop(stat.prompt_id, None)
             queue[stat.prompt_id] = stat.born(view.step)
     return tuple(queue.values())

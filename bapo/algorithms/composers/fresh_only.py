@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import filtered_fresh
-from bapo.algorithms.reevaluation import SamplingCost
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward
 from bapo.core.types import HardPrompt
@@ -22,7 +21,7 @@ class FreshOnly:
         self._settings = settings
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
     ) -> tuple[str, ...]:
         return ()
 

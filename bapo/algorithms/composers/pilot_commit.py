@@ -24,7 +24,6 @@ from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of
 from bapo.algorithms.filters import why_left_out
 from bapo.algorithms.randomness import sample_in_order
-from bapo.algorithms.reevaluation import SamplingCost
 from bapo.algorithms.reward_levels import is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
@@ -78,10 +77,10 @@ class PilotCommit:
         )
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
     ) -> tuple[str, ...]:
-        """All prompts that wait for the rest of their group; at most M of them."""
-        waiting = [prompt.prompt_id for prompt in bad if prompt.birth < step]
+        """All prompts that wait for the rest of their group, at most M; those that are fresh in this step wait on."""
+        waiting = [prompt.prompt_id for prompt in bad if prompt.birth < step and prompt.prompt_id not in excluded]
         return tuple(sample_in_order(waiting, min(self._settings.max_reevaluated, len(waiting)), rng("reevaluate")))
 
 

@@ -341,7 +341,7 @@ def _why_not_reused(recording: Recording, state: SimulatedStep, stat: GroupStat)
         return f"{held}, but use_x3 = false"
     if not state.step - settings.high_window <= stat.birth < state.step:
         return f"{held}, but {state.step} - {stat.birth} > {settings.high_window} = high_window steps"
-    if settings.x3_policy == "youngest" or (settings.x3_policy == "refill" and not _in_window(decision, stat)):
+    if settings.x3_policy == "youngest":
         return f"{held} ({of_size(stat)}), and not used: no room, no advantage, or younger ones came first"
     if not _in_window(decision, stat):
         return f"{held}, outside {window} ({of_size(stat)})"
@@ -369,9 +369,7 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
     if remainder := step % (interval := cadence.reevaluation_interval):
         return f"{held}{tries}, and step {step} does not re-evaluate ({step} mod {interval} = {remainder})"
     most = settings.max_reevaluated
-    how = {"uniform": "drawn uniformly", "gain": "those with the largest expected gain"}[settings.hard_prompt_sampling]
-    fewer = "" if settings.hard_prompt_value is None else ", fewer if re-evaluations gain little"
-    return f"{held}{tries}, and it got no group in a round up to step {step} (at most {most}, {how}{fewer})"
+    return f"{held}{tries}, and it got no group in a round up to step {step} (at most {most}, drawn uniformly)"
 
 
 def _rounds(recording: Recording, prompt_id: str) -> Iterator[tuple[int, int]]:

@@ -21,10 +21,9 @@ from enum import StrEnum
 
 import msgspec
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Rng
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import SamplingCost, cost_before
 from bapo.analysis.whatif.recording import RecordedStep, Recording, round_of, stat_of
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
@@ -94,7 +93,7 @@ class Answers:
 
 SAMPLING_KEYS = ("batch_size", "group_size")
 """Keys of [algorithm] that the recorded groups were sampled under."""
-PICKING_KEYS = ("name", "max_reevaluated", "hard_prompt_sampling", "hard_prompt_value")
+PICKING_KEYS = ("name", "max_reevaluated")
 """Keys of [algorithm] that decide whom of B_bad a round asks."""
 
 
@@ -123,7 +122,7 @@ def as_recorded(recording: Recording) -> list[SimulatedStep]:
 
 def replayed(steps: Iterable[RecordedStep], config: Config) -> Iterator[SimulatedStep]:
     """The same for steps 1, 2, ... as they come; none is kept."""
-    return _steps(steps, config, lambda step, *_: [stat_of(result) for result in step.reevaluated], keep=1)
+    return _steps(steps, config, lambda step, _: [stat_of(result) for result in step.reevaluated])
 
 
 def what_if(recording: Recording, config: Config, *, within: int) -> list[SimulatedStep]:
@@ -139,23 +138,17 @@ def what_if(recording: Recording, config: Config, *, within: int) -> list[Simula
     return [SimulatedStep(view=step.view, decision=step.decision, answers=rounds.answers[step.step]) for step in steps]
 
 
-Arrivals = Callable[[RecordedStep, tuple[HardPrompt, ...], Sequence[SimulatedStep]], list[GroupStat]]
-"""(step, B_bad before it, steps before it) -> the re-evaluated groups that its assembly sees."""
+Arrivals = Callable[[RecordedStep, tuple[HardPrompt, ...]], list[GroupStat]]
+"""(step, B_bad before it) -> the re-evaluated groups that its assembly sees."""
 
 
-def _steps(
-    steps: Iterable[RecordedStep], config: Config, arrivals: Arrivals, keep: int | None = None
-) -> Iterator[SimulatedStep]:
-    """`keep`: how many of the newest steps `arrivals` is shown; None: all."""
+def _steps(steps: Iterable[RecordedStep], config: Config, arrivals: Arrivals) -> Iterator[SimulatedStep]:
     composer = load_composer(config.algorithm)
-    done: list[SimulatedStep] = []
+    before: Decision | None = None
     for step in steps:
-        before = done[-1].decision if done else None
-        view = view_at(step, before, config, arrivals(step, before.bad if before else (), done))
-        done.append(SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step))))
-        yield done[-1]
-        if keep is not None:
-            del done[:-keep]
+        view = view_at(step, before, config, arrivals(step, before.bad if before else ()))
+        before = _composed(composer, view, rng_at(config, step.step))
+        yield SimulatedStep(view=view, decision=before)
 
 
 def next_as_recorded(composer: Composer, config: Config, step: RecordedStep, before: Decision | None) -> SimulatedStep:
@@ -195,50 +188,30 @@ class _Rounds:
         self._composer: Composer = load_composer(config.algorithm)
         recorded = as_recorded(recording)
         self._recorded_bad = {step.step: _names(step.view.bad) for step in recorded}
-        self._recorded_paid = {step.step: cost_of(recorded, step.step) for step in recorded}
         self._due: defaultdict[int, list[Answer]] = defaultdict(list)
         self.answers: defaultdict[int, Counter[Source]] = defaultdict(Counter)
         """Step -> the answers that its assembly sees, or would see if they were known."""
 
-    def arrivals(
-        self, step: RecordedStep, bad: tuple[HardPrompt, ...], done: Sequence[SimulatedStep]
-    ) -> list[GroupStat]:
+    def arrivals(self, step: RecordedStep, bad: tuple[HardPrompt, ...]) -> list[GroupStat]:
         if _asks(self._config, step.step):
-            for answer in self._round(step, bad, cost_of(done, step.step)):
+            for answer in self._round(step, bad):
                 self._due[answer.arrives_at].append(answer)
         due = self._due.pop(step.step, [])
         self.answers[step.step].update(answer.source for answer in due)
         return [answer.stat for answer in due if answer.stat]
 
-    def _round(self, step: RecordedStep, bad: tuple[HardPrompt, ...], cost: SamplingCost) -> list[Answer]:
-        if self._picks_as_recorded(step.step, bad, cost):
+    def _round(self, step: RecordedStep, bad: tuple[HardPrompt, ...]) -> list[Answer]:
+        if self._picks_as_recorded(step.step, bad):
             return self._answers.of_round(step.step)
         excluded = frozenset(result.prompt_id for result in step.fresh)
         rng = rng_at(self._config, step.step)
-        asked = self._composer.hard_prompts_to_ask(bad, step.step, excluded, rng, cost)
+        asked = self._composer.hard_prompts_to_ask(bad, step.step, excluded, rng)
         return self._answers.of_prompts(step.step, asked, bad)
 
-    def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...], cost: SamplingCost) -> bool:
+    def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...]) -> bool:
         now, then = self._config.algorithm, self._recorded.algorithm
         same_rule = all(getattr(now, key) == getattr(then, key) for key in PICKING_KEYS)
-        same_pay = now.hard_prompt_value is None or cost == self._recorded_paid[step]
-        return same_rule and same_pay and _asks(self._recorded, step) and _names(bad) == self._recorded_bad[step]
-
-
-def cost_of(steps: Sequence[SimulatedStep], step: int) -> SamplingCost:
-    """What sampling has paid before a step, as the buffer's compositions say it in a run."""
-    improved = (Reason.IMPROVED, Reason.NO_ROOM)
-    lines = [
-        {
-            "step": done.step,
-            "fresh": len(done.view.fresh),
-            "x1": len(done.decision.x1),
-            "reevaluated": len(done.view.reevaluated),
-            "improved": sum(done.decision.reasons.get(stat.group_id) in improved for stat in done.view.reevaluated),
-        }
-        for done in steps
-    ]
-    return cost_before(step, lines)
+        return same_rule and _asks(self._recorded, step) and _names(bad) == self._recorded_bad[step]
 
 
 def rng_at(config: Config, step: int) -> Rng:
