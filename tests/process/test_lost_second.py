@@ -39,6 +39,7 @@ CONFIG = Config.model_validate(
         "algorithm": {"batch_size": 4},
         "cadence": {"weight_sync_interval": 1, "reevaluation_interval": 2, "max_steps_ahead": 0},
         "learner": {"minibatch_size": 4},
+        "evaluation": {"temperatures": []},
     }
 )
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(16)]
