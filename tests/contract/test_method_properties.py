@@ -25,8 +25,12 @@ from learner.update.critic import load_critic
 from tests.support.learner import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
 
 PRESETS = preset_names()
-WITH_GROUP_BASELINE = [name for name in PRESETS if load_config([name], []).loss.advantage == "group"]
-"""A critic's advantages are whitened over the batch, which is another sum that is 0 (test_learner_methods.py)."""
+LOSSES = {name: load_config([name], []).loss for name in PRESETS}
+WITH_GROUP_BASELINE = [
+    name for name, loss in LOSSES.items() if loss.advantage == "group" and loss.advantage_pass_k == 1
+]
+"""A critic's advantages are whitened over the batch, which is another sum that is 0 (test_learner_methods.py); weights
+for pass@K count successes more than failures."""
 
 
 def small(name: str, path: Path | str = "model", budget: int = 5000) -> Config:

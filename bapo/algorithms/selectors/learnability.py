@@ -42,13 +42,18 @@ class Learnability(Stateless):
         self._incorrect: Floats = np.zeros(len(pool))
         self._visited: Floats = np.full(len(pool), NEVER)
         self._proposed: Floats = np.full(len(pool), NEVER)
+        self._newest, self._before = 0, self._proposed
+        """The newest step with a proposal, and what had been proposed before it: asked twice, it proposes the same."""
         self._moments: Floats = np.zeros(3)
         """Decayed number of first visits, and sums of their pass rates and reward variances."""
 
     def propose(self, step: int, n: int) -> Indices:
         """Seen prompts that are worth more than a new one, at most (1 - explore) B, then new ones, then the others."""
-        is_new = (self._proposed == NEVER) & (self._visited == NEVER)
-        rests = ~is_new & (step - np.maximum(self._proposed, self._visited) <= self._settings.cooldown)
+        if step != self._newest:
+            self._newest, self._before = step, self._proposed
+        latest = np.maximum(self._before, self._visited)
+        is_new = latest == NEVER
+        rests = ~is_new & (step - latest <= self._settings.cooldown)
         shuffled = generator_for(self._seed, step, "learnability").permutation(len(self._pool))
         value = self._values()
         ranked = shuffled[np.argsort(-value[shuffled], kind="stable")]
@@ -58,6 +63,7 @@ class Learnability(Stateless):
         others = ranked[~np.isin(ranked, first)]
         others = np.concatenate([others[~rests[others]], others[rests[others]]])
         order: Indices = np.concatenate([first, others])
+        self._proposed = self._before.copy()
         self._proposed[order[: self._batch_size]] = step
         return order[:n]
 
