@@ -11,6 +11,7 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib as mpl
 
@@ -72,9 +73,9 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
         change = "" if method.name == reference else "-" if isinstance(found, str) else points(found.difference)
         cells = [
             method.label, str(len(method.runs)), accuracy, change, interval(row.final), interval(row.cold),
-            count(_mean([run.ledger.rollouts for run in method.runs])),
-            f"{_mean([run.num_updates for run in method.runs]):.0f}",
-            duration(_mean([run.ledger.train_s for run in method.runs])),
+            count(fmean([run.ledger.rollouts for run in method.runs])),
+            f"{fmean([run.num_updates for run in method.runs]):.0f}",
+            duration(fmean([run.ledger.train_s for run in method.runs])),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -101,10 +102,6 @@ def draw(compared: Compared, rows: list[Row], split: str, reference: str) -> Non
     axis.set_xlabel(f"held-out accuracy on {split} after {count(known[0][1].budget)} training responses, %")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(PICTURE, dpi=150)
-
-
-def _mean(values: list[float] | list[int]) -> float:
-    return sum(values) / len(values)
 
 
 def main() -> None:

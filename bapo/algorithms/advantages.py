@@ -38,10 +38,16 @@ def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDA
 
 
 def deviation(rewards: NDArray[np.float64], norm: AdvantageNorm, eps: float) -> float:
-    """What centered rewards of a group are divided by; 1 for equal rewards, a single one, or `center`."""
-    if norm == "center" or len(rewards) == 1 or np.ptp(rewards) == 0:
+    """What centered rewards of a group are divided by: 1 if not normalized; a single reward has deviation 1 (verl)."""
+    if norm == "center":
         return 1.0
-    return math.sqrt(float(rewards.var()) + eps) if norm == "pop_var" else float(rewards.std(ddof=1)) + eps
+    if len(rewards) == 1:
+        variance = sample = 1.0
+    elif np.ptp(rewards) == 0:
+        variance = sample = 0.0
+    else:
+        variance, sample = float(np.mean((rewards - float(rewards.mean())) ** 2)), float(rewards.std(ddof=1))
+    return math.sqrt(variance + eps) if norm == "pop_var" else sample + eps
 
 
 def pooled_advantages(
@@ -102,18 +108,10 @@ def _against(
     """`values` less the mean of `baseline`, over its deviation."""
     if norm not in ("pop_var", "std_ddof1", "center"):
         raise ValueError(f"unknown advantage norm {norm!r}; use pop_var, std_ddof1 or center")
-    if len(baseline) == 1:
-        mean, variance, deviation = 0.0, 1.0, 1.0
-    elif np.ptp(baseline) == 0:
-        # The mean of equal floats can differ from them in the last bit, which a small eps would blow up.
-        mean, variance, deviation = float(baseline[0]), 0.0, 0.0
-    else:
-        mean = float(baseline.mean())
-        variance, deviation = float(np.mean((baseline - mean) ** 2)), float(baseline.std(ddof=1))
+    # The mean of equal floats can differ from them in the last bit, which a small eps would blow up.
+    mean = 0.0 if len(baseline) == 1 else float(baseline[0] if np.ptp(baseline) == 0 else baseline.mean())
     centered: NDArray[np.float64] = values - mean
-    if norm == "center" or not centered.any():
-        return centered
-    scale = math.sqrt(variance + eps) if norm == "pop_var" else deviation + eps
+    scale = deviation(baseline, norm, eps)
     return centered / scale if scale else centered
 
 

@@ -100,4 +100,5 @@ def _by_prefixes(entry: BatchEntry, step: int, config: Config) -> Float64s:
     credit_M, _ = gae(reward_M, values_M, gamma=1.0, gae_lambda=gae_lambda, lengths=group.lengths)
     if settings.advantage == "tempo":
         credit_M += np.repeat(rewards - rewards.mean(), group.lengths)
-    return entry_factor(entry, config) * credit_M / deviation(rewards, settings.advantage_norm, settings.advantage_eps)
+    scale = deviation(rewards, settings.advantage_norm, settings.advantage_eps)
+    return entry_factor(entry, config) * (credit_M / scale if scale else credit_M)

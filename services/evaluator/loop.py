@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -93,7 +93,7 @@ class Evaluator:
                 num_steps=num_steps,
                 settings=self._config.evaluation,
                 cadence=self._config.cadence,
-                budget=due_budget(self._config.evaluation.at_responses, self._num_sampled(), budgets),
+                budget=self._due_budget(budgets),
             )
             if target is None:
                 self._sleep(POLL_S)
@@ -125,11 +125,12 @@ class Evaluator:
                 found.setdefault(int(row[key]), set()).add(row["split"])
         return found
 
-    def _num_sampled(self) -> int:
-        """Training responses of the steps so far; 0 if no evaluation depends on them."""
-        if not self._config.evaluation.at_responses:
-            return 0
-        return sum(int(row["num_responses"]) for row in self._run.read_metrics())
+    def _due_budget(self, measured: Collection[int]) -> int | None:
+        """The one of `at_responses` that is due. Reads the records of all steps, while one is left."""
+        at_responses = self._config.evaluation.at_responses
+        if max(at_responses, default=0) <= max(measured, default=0):
+            return None
+        return due_budget(at_responses, sum(int(row["num_responses"]) for row in self._run.read_metrics()), measured)
 
     def _measurements(self, *, is_full: bool = True) -> dict[str, Measurement]:
         """What is measured of some weights, by name."""

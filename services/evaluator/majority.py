@@ -1,17 +1,22 @@
 """Majority vote over the responses to a prompt (maj@k): is the most frequent answer correct?
 
-Only for tasks that extract answers from responses (`HasExtract`); the tokenizer is loaded for the first of them.
+Only for tasks that extract answers from responses (`HasExtract`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from bapo.core.types import Group
+from bapo.runtime.model_files import folder_of
 from bapo.tasks.base import HasExtract, Task
+
+log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -19,17 +24,15 @@ Decode = Callable[[Sequence[int]], str]
 class MajorityVote:
     """The votes of the responses of a group."""
 
-    def __init__(self, task: Task, load_decoder: Callable[[], Decode]) -> None:
-        """`load_decoder`: returns what turns token ids into text; called at most once."""
+    def __init__(self, task: Task, load_decoder: Callable[[], Decode | None]) -> None:
+        """`load_decoder`: returns what turns token ids into text, if it can; called for a task with answers alone."""
         self._task = task if isinstance(task, HasExtract) else None
-        self._load = load_decoder
-        self._decode: Decode | None = None
+        self._decode = load_decoder() if self._task else None
 
     def of(self, groups: Sequence[Group]) -> Mapping[str, float] | None:
-        """Prompt id -> reward of the most frequent answer, the mean of several; None for a task without answers."""
-        if self._task is None:
+        """Prompt id -> reward of the most frequent answer, the mean of several; None if answers are not known."""
+        if self._task is None or self._decode is None:
             return None
-        self._decode = self._decode or self._load()
         return {group.prompt.prompt_id: self._vote(self._task, self._decode, group) for group in groups}
 
     def _vote(self, task: HasExtract, decode: Decode, group: Group) -> float:
@@ -52,13 +55,13 @@ def majority_reward(answers: Sequence[str | None], rewards: Sequence[float]) -> 
     return sum(winners) / len(winners) if winners else 0.0
 
 
-def decoder_of(model_path: str) -> Decode:
-    """Decode with a model's tokenizer, without special tokens."""
-    from transformers import AutoTokenizer  # here: it takes seconds to import, and many tasks have no answers
+def decoder_of(model_path: str) -> Decode | None:
+    """Decode with the tokenizer.json of a model, without special tokens; None if it has none.
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    return decode
+    Not by transformers: importing it takes seconds of CPU in every start of the evaluator, and 300 MB.
+    """
+    folder = folder_of(model_path)
+    if folder is None or not (file := folder / "tokenizer.json").is_file():
+        log.warning("maj@k is not measured: %s has no tokenizer.json", model_path)
+        return None
+    return cast(Decode, Tokenizer.from_file(str(file)).decode)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bapo.algorithms.reward_levels import expected_variance
 from bapo.algorithms.selectors.base import PromptPool
-from bapo.algorithms.selectors.learnability import Learnability, expected_variance, prior
+from bapo.algorithms.selectors.learnability import Learnability, prior
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.success_counts import success_counts_of
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason
-from bapo.algorithms.composers.pilot_commit import PilotCommit, expected_variance, is_promising
+from bapo.algorithms.composers.pilot_commit import PilotCommit, is_promising
+from bapo.algorithms.reward_levels import expected_variance
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Part
 from bapo.core.types import GroupStat, HardPrompt, Origin

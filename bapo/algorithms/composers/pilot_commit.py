@@ -24,7 +24,7 @@ from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of
 from bapo.algorithms.filters import why_left_out
 from bapo.algorithms.randomness import sample_in_order
-from bapo.algorithms.reward_levels import is_informative
+from bapo.algorithms.reward_levels import expected_variance, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
 from bapo.core.types import GroupStat, HardPrompt, Origin
@@ -89,11 +89,6 @@ def is_promising(pilot: GroupStat, r_tot: float, prior: float) -> bool:
     a, b = prior * r_tot, prior * (1 - r_tot)
     correct = pilot.reward_sum
     return expected_variance(a + correct, b + pilot.size - correct) > expected_variance(a, b)
-
-
-def expected_variance(a: float, b: float) -> float:
-    """E[p (1 - p)] for p ~ Beta(a, b); 0 where a or b is 0."""
-    return a * b / ((a + b) * (a + b + 1))
 
 
 def completed(pilot: GroupStat, rest: GroupStat) -> GroupStat:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from bapo.algorithms.randomness import generator_for
+from bapo.algorithms.reward_levels import expected_variance
 from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, restored
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.success_counts import SuccessCounts
@@ -101,7 +102,7 @@ class Learnability(Stateless):
         return expected_variance(a + self._correct, b + self._incorrect)
 
     def _value_of_new(self) -> float:
-        return float(expected_variance(*(np.array([part]) for part in prior(self._moments)))[0])
+        return expected_variance(*prior(self._moments))
 
 
 def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Learnability:
@@ -121,9 +122,3 @@ def prior(moments: Floats) -> tuple[float, float]:
     within = min(1.0, variances / number / (mean * (1 - mean)))
     strength = min(LARGEST_STRENGTH, max(LEAST_STRENGTH, within / max(1e-9, 1 - within)))
     return strength * mean, strength * (1 - mean)
-
-
-def expected_variance(a: Floats, b: Floats) -> Floats:
-    """E[p (1 - p)] for p ~ Beta(a, b)."""
-    total = a + b
-    return a * b / (total * (total + 1))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from bapo.analysis.compare.gather import Measured, Method, Row
+from bapo.analysis.compare.gather import Measured, Method, Row, prompt_means
 from bapo.analysis.run_records import BASE_VERSION
 from bapo.analysis.significance import Tested, crossed
 from bapo.core.statistics import Estimate
@@ -183,7 +183,7 @@ def means_at(run: Measured, split: str, budget: int) -> Means | str:
     nearest = meant[0] if meant else min(rows, key=lambda row: abs(_spent(run, row) - budget))
     if not meant and abs(_spent(run, nearest) - budget) >= max(run.ledger.rollouts / run.num_steps, 1):
         return f"{run.name} was not evaluated at {count(budget)} responses: set evaluation.at_responses = [{budget}]"
-    return {prompt: sum(rewards) / len(rewards) for prompt, rewards in nearest["rewards"].items()}
+    return prompt_means(nearest)
 
 
 def shared_seeds(method: Method, other: Method) -> Iterator[tuple[Measured, Measured]]:

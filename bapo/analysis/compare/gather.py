@@ -32,6 +32,11 @@ MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.ma
 """Parts of the configuration that say how a run was measured."""
 
 
+def prompt_means(row: Row) -> dict[str, float]:
+    """Prompt id -> share of right responses of a measurement."""
+    return {prompt: sum(rewards) / len(rewards) for prompt, rewards in row["rewards"].items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """One run and what its records say; the larger ones are read when they are asked for."""
@@ -94,9 +99,7 @@ class Measured:
     def means(self, split: str, *, last: bool) -> dict[str, float]:
         """Prompt id -> share of right responses, before (version 1) or after training; empty if not measured."""
         row = self.after(split) if last else self.before(split)
-        if row is None:
-            return {}
-        return {prompt: sum(rewards) / len(rewards) for prompt, rewards in row["rewards"].items()}
+        return {} if row is None else prompt_means(row)
 
 
 @dataclass(frozen=True, kw_only=True)

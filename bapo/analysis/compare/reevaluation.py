@@ -68,6 +68,7 @@ def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
     c1, size = run.config.algorithm.c1, run.config.algorithm.group_size
     last_hard = int(c1 * size + TOLERANCE)
     levels = _fresh_levels(run, size)
+    floor_at = cache(lambda step: _floor_at(step, levels, last_hard))
     failures: dict[str, tuple[int, int]] = {}
     for step, results in run.sampled:
         for result in results:
@@ -77,7 +78,7 @@ def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
             failure = failures.get(result.prompt_id)
             if result.purpose is Purpose.REEVALUATE and failure is not None:
                 age = result.policy_version - failure[1]
-                yield age, last_hard < k < size, _floor_at(failure[0], levels, size, last_hard)
+                yield age, last_hard < k < size, floor_at(failure[0])
             if k <= last_hard:
                 failures[result.prompt_id] = (step, result.policy_version)
 
@@ -91,7 +92,7 @@ def _fresh_levels(run: Measured, size: int) -> dict[int, Floats]:
     return found
 
 
-def _floor_at(step: int, levels: dict[int, Floats], size: int, last_hard: int) -> float:
+def _floor_at(step: int, levels: dict[int, Floats], last_hard: int) -> float:
     around = [counts for other, counts in levels.items() if abs(other - step) <= AROUND]
     return floor_of(tuple(np.sum(around, axis=0).tolist()), last_hard)
 
@@ -100,7 +101,6 @@ def _num_correct(result: GroupResult) -> int:
     return sum(reward >= 0.5 for reward in result.rewards)
 
 
-@cache
 def floor_of(counts: tuple[float, ...], last_hard: int) -> float:
     """Share of prompts with at most `last_hard` correct responses that have more, but not all, in a second group.
 

@@ -39,7 +39,7 @@ def test_ten_faults_lose_nothing_repeat_nothing_and_stop_nothing(tmp_path: Path)
     assert found is not None
     # So that the checks had something to look at: a fault that killed the whole run would leave no violation either.
     assert len(found.acknowledged) > 50
-    assert len(found.batches) >= 3  # on slow machines most of the time goes into recoveries
+    assert len(found.batches) > 5
     assert len(found.of("resume")) >= sum(fault.kind == "kill learner" for fault in faults)
 
 
