@@ -25,7 +25,8 @@ from bapo.core.statistics import Estimate, estimate
 from bapo.core.types import GroupResult, Purpose
 
 Floats = NDArray[np.float64]
-AGES = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 1 << 30))
+ANY = 1 << 30
+AGES = ((0, 0), (1, 1), (2, 4), (5, 9), (10, ANY))
 """Bins: weight updates between the policies of the failure and of the re-evaluation, both ends included."""
 AROUND = 5
 """Steps before and after the failure whose fresh groups give the distribution of pass rates."""
@@ -42,6 +43,13 @@ class SecondLooks:
     num: int
     improved: Estimate
     floor: float
+
+    @property
+    def ages(self) -> str:
+        """ "1", "2 to 4" or "10 or more"."""
+        if self.oldest == ANY:
+            return f"{self.youngest} or more"
+        return str(self.youngest) if self.youngest == self.oldest else f"{self.youngest} to {self.oldest}"
 
 
 def second_looks(runs: Sequence[Measured]) -> list[SecondLooks]:

@@ -354,12 +354,11 @@ def _difference(compared: Compared, method: Method, reference: str, split: str, 
 
 def table_second_looks(compared: Compared) -> Table:
     """Re-evaluations that improved, by the age of the failure, next to chance."""
-    rows = []
-    for method in compared.methods:
-        for looks in second_looks(method.runs):
-            ages = f"{looks.youngest} to {looks.oldest}" if looks.oldest < MANY else f"{looks.youngest} or more"
-            ages = str(looks.youngest) if looks.youngest == looks.oldest else ages
-            rows.append((name_of(method), ages, count(looks.num), interval(looks.improved), percent(looks.floor)))
+    rows = [
+        (name_of(method), looks.ages, count(looks.num), interval(looks.improved), percent(looks.floor))
+        for method in compared.methods
+        for looks in second_looks(method.runs)
+    ]
     note = (
         "Re-evaluations of hard prompts by the number of weight updates since the failure. Improved: c1 < mu' < 1, "
         "with the 95 % interval over re-evaluations. Floor: what a second group from the weights that failed would "
@@ -369,8 +368,6 @@ def table_second_looks(compared: Compared) -> Table:
     header = ("method", "age", "re-evaluations", "improved, %", "floor, %")
     return Table(key="second-looks", title="Re-evaluations by age", header=header, rows=tuple(rows), note=note)
 
-
-MANY = 1 << 20
 
 AVERAGE = "average"
 ROLLOUTS = "rollouts (maths)"
