@@ -130,7 +130,10 @@ class Evaluator:
         at_responses = self._config.evaluation.at_responses
         if max(at_responses, default=0) <= max(measured, default=0):
             return None
-        return due_budget(at_responses, sum(int(row["num_responses"]) for row in self._run.read_metrics()), measured)
+        rows = self._run.read_metrics()
+        if len(rows) >= self._config.run.num_steps:  # the last weights are measured anyway
+            return None
+        return due_budget(at_responses, sum(int(row["num_responses"]) for row in rows), measured)
 
     def _measurements(self, *, is_full: bool = True) -> dict[str, Measurement]:
         """What is measured of some weights, by name."""

@@ -261,6 +261,17 @@ def test_at_a_budget_of_responses_everything_is_measured_as_after_training(tmp_p
     ]
 
 
+def test_a_budget_that_the_last_step_reaches_is_measured_with_the_last_weights(tmp_path: Path) -> None:
+    settings = {"every": 0, "num_prompts_final": 3, "at_responses": [320]}
+    config = CONFIG.model_copy(update={"evaluation": EvaluationConfig.model_validate(settings)})
+    steps = [Progress(step=40, policy_version=40), Progress(step=41, policy_version=41)]
+    evaluator, run = make_evaluator(tmp_path, FakeBuffer(steps), TwoSplits(), config)
+    for step in range(1, 41):
+        run.append_metrics({"step": step, "num_responses": 8})
+    evaluator.run()
+    assert {(row["version"], row["at_responses"]) for row in run.read_evaluations()} == {(41, None)}
+
+
 @pytest.mark.parametrize(
     ("answers", "rewards", "want"),
     [

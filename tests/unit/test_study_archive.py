@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,21 @@ def test_batches_and_what_belongs_to_the_machine_stay_behind(tmp_path: Path) -> 
     ]
     assert b"secret-host" not in content
     assert b"/home/me" not in content
+
+
+def test_what_no_table_reads_stays_behind(tmp_path: Path) -> None:
+    here, there = plan(tmp_path / "here"), plan(tmp_path / "there")
+    run = finish(here, 0)
+    cell = {"policy": "theta_t", "origin": "x1", "age": None, "num_groups": 5}
+    run.append_metrics(make_row(2, divergences=[cell], loss=0.5))
+    run.write_groups(2, [replace(make_result(num_tokens=7), sample_s=1.5, claimed_at=1e9)])
+
+    pack(here, tmp_path / "study.tar.xz")
+    unpack(tmp_path / "study.tar.xz", there)
+
+    after = RunDirectory.open(there.runs[0].path)
+    assert after.read_metrics()[1] == make_row(2, loss=0.5)
+    assert list(after.read_groups([2])) == [(2, [make_result(num_tokens=7)])]
 
 
 def test_a_run_that_is_there_already_is_not_touched(tmp_path: Path) -> None:

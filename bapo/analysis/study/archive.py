@@ -3,8 +3,9 @@
     study.toml, results.jsonl
     runs/<run>/config.toml, run.json, metrics.jsonl, evaluations.jsonl, groups/step-<t>.parquet
 
-Weights, checkpoints, batches, logs and tokens stay where they are; of run.json what belongs to the machine is left out.
-Tables and figures need nothing else, and a study that finds these records keeps the runs as finished.
+Weights, checkpoints, batches, logs and tokens stay where they are, and so does what tables and figures do not read: the
+machine in run.json, the per-age diagnostics in metrics.jsonl, the times of groups. A study that finds these records keeps
+the runs as finished.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
+
 from bapo.analysis.study.plan import PlannedRun, Study
 from bapo.analysis.study.state import Results, State, changed, inspect_run
 from bapo.core.errors import ConfigError
@@ -29,7 +33,10 @@ from bapo.runtime.run_directory.layout import RunDirectory
 
 OF_THE_MACHINE = frozenset(("command", "pid", "host", "addresses"))
 """Fields of run.json that say something about one machine and nothing about the run."""
-RECORDS = ("config.toml", "metrics.jsonl", "evaluations.jsonl")
+DETAILS = ("divergences", "bounds")
+"""Fields of a row of metrics.jsonl that are most of its bytes."""
+TIMES = ("sample_s", "grade_s", "claimed_at")
+"""Columns of a group that do not compress."""
 MEMBER = re.compile(
     r"study\.toml|results\.jsonl|"
     r"runs/[a-z0-9][a-z0-9-]*/(config\.toml|run\.json|metrics\.jsonl|evaluations\.jsonl|groups/step-\d{6,}\.parquet)"
@@ -57,7 +64,7 @@ def pack(study: Study, path: Path) -> Moved:
     names = {run.name for run in finished}
     rows = [json.dumps(row, separators=(",", ":")) for row in Results(study.path).read() if row["run"] in names]
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:xz") as archive:
+    with tarfile.open(fileobj=content, mode="w:xz", preset=9) as archive:
         _add(archive, "study.toml", study.text.encode())
         _add(archive, "results.jsonl", "".join(f"{row}\n" for row in rows).encode())
         for run in finished:
@@ -93,12 +100,26 @@ def unpack(path: Path, study: Study) -> Moved:
 
 
 def _records_of(run: PlannedRun) -> Iterator[tuple[str, bytes]]:
-    for name in RECORDS:
+    for name in ("config.toml", "evaluations.jsonl"):
         yield name, (run.path / name).read_bytes()
-    for table in sorted((run.path / "groups").glob("step-*.parquet")):
-        yield f"groups/{table.name}", table.read_bytes()
-    fields = {key: value for key, value in RunDirectory.open(run.path).read_run().items() if key not in OF_THE_MACHINE}
+    directory = RunDirectory.open(run.path)
+    rows = [{key: value for key, value in row.items() if key not in DETAILS} for row in directory.read_metrics()]
+    yield "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
+    for path in sorted((run.path / "groups").glob("step-*.parquet")):
+        yield f"groups/{path.name}", _without_times(path)
+    fields = {key: value for key, value in directory.read_run().items() if key not in OF_THE_MACHINE}
     yield "run.json", json.dumps(fields, indent=2).encode() + b"\n"
+
+
+def _without_times(path: Path) -> bytes:
+    """A table of groups as xz packs it best: plain columns, in which prompts that several runs share look the same."""
+    table = parquet.read_table(path)
+    for name in TIMES:
+        place = table.column_names.index(name)
+        table = table.set_column(place, table.field(name), pa.array([0.0] * len(table), table.field(name).type))
+    content = io.BytesIO()
+    parquet.write_table(table, content, compression="none", use_dictionary=False, write_statistics=False)
+    return content.getvalue()
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
