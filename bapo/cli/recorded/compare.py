@@ -62,7 +62,7 @@ def compare(
     Examples:
 
       bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
-      bapo compare outputs/study-countdown --against dapo --against bapo
+      bapo compare outputs/study-chain --against dapo --against bapo
     """
     runs = list(map(run_path, runs))
     compared = paired(gather(runs), against or ())
@@ -97,7 +97,7 @@ def report(
 
       bapo report outputs/demo-001
       bapo report outputs/math-1.5b --paper
-      bapo report outputs/study-countdown --paper --against dapo
+      bapo report outputs/study-chain --paper --against dapo
       bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
     """
     runs = list(map(run_path, runs))

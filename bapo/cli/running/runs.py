@@ -63,7 +63,7 @@ def runs(
     Examples:
 
       bapo runs
-      bapo runs outputs/study-countdown
+      bapo runs outputs/study-chain
     """
     if not Path(root).is_dir():
         raise ConfigError(f"folder {root} not found; runs are in run.root, by default {RunConfig().root}")

@@ -64,10 +64,10 @@ def study(
 
     Examples:
 
-      bapo study deploy/configs/study-countdown.toml --dry-run
-      bapo study deploy/configs/study-countdown.toml --only grpo --only bapo
-      bapo study deploy/configs/study-countdown.toml \\
-          --unpack docs/studies/countdown.tar.xz
+      bapo study deploy/configs/study-chain.toml --dry-run
+      bapo study deploy/configs/study-chain.toml --only grpo --only bapo
+      bapo study deploy/configs/study-chain.toml \\
+          --unpack docs/studies/chain.tar.xz
     """
     planned = read_study(file, only or [])
     if pack_into or unpack_from:
