@@ -98,11 +98,11 @@ class AlgorithmConfig(Frozen):
     use_x3: bool = True
     """Reuse groups of B_high (false: ablation without X3)."""
     bad_capacity: int | None = Field(None, ge=1)
-    """Maximum prompts in B_bad, first in first out; default B."""
+    """|B_bad|: maximum hard prompts, first in first out; null: B, one batch."""
     high_window: int = Field(3, ge=1)
     """S: B_high contains groups of this many latest steps."""
-    max_reevaluated: int = Field(128, ge=1, le=MAX_REQUESTS)
-    """M: maximum hard prompts per re-evaluation round."""
+    max_reevaluated: int | None = Field(None, ge=1, le=MAX_REQUESTS)
+    """M: maximum hard prompts per re-evaluation round; null: half of B_bad, as 128 of 256 in Table 3."""
     x3_policy: Literal["window", "youngest"] = "window"
     """Which groups of the latest S steps become X3: those of eq. 7, or any informative ones, the youngest first, then
     those nearest to mu = 1/2."""
@@ -125,6 +125,10 @@ class AlgorithmConfig(Frozen):
     @property
     def capacity(self) -> int:
         return self.bad_capacity or self.batch_size
+
+    @property
+    def most_reevaluated(self) -> int:
+        return self.max_reevaluated or min(MAX_REQUESTS, max(1, self.capacity // 2))
 
     @property
     def fresh_size(self) -> int:

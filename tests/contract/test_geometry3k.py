@@ -143,7 +143,7 @@ def test_a_malformed_row_is_named(tmp_path: Path, change: dict[str, Any], messag
 def test_the_shipped_configuration_has_the_papers_settings_and_reads_such_files(tmp_path: Path) -> None:
     config = load_config([CONFIG], [])
     assert (config.algorithm.batch_size, config.algorithm.group_size, config.learner.minibatch_size) == (256, 8, 64)
-    assert (config.algorithm.c1, config.algorithm.max_reevaluated) == (0.125, 128)
+    assert (config.algorithm.c1, config.algorithm.most_reevaluated) == (0.125, 128)
     assert (tuple(config.algorithm.c2_range), tuple(config.algorithm.c3_range)) == ((0.125, 0.5), (0.25, 0.625))
     assert (config.cadence.weight_sync_interval, config.cadence.reevaluation_interval) == (5, 5)
     assert (config.rollout.max_prompt_tokens, config.rollout.max_response_tokens) == (2048, 8192)

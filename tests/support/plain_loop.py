@@ -47,7 +47,7 @@ def algorithm_1(config: Config) -> list[PlainBatch]:
         asked: list[str] = []
         if t % config.cadence.reevaluation_interval == 0:
             candidates = [p for p in bad if p not in fresh]
-            asked = draw(candidates, config.algorithm.max_reevaluated, rng_for(config.run.seed, t, "reevaluate"))
+            asked = draw(candidates, config.algorithm.most_reevaluated, rng_for(config.run.seed, t, "reevaluate"))
         again = {p: environment.count(p, Purpose.REEVALUATE, t, t) for p in asked}
         bad = {p: birth for p, birth in bad.items() if again.get(p) != group}
         improved = [p for p in asked if c1 < again[p] < group and p not in x1]

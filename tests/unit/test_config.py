@@ -313,11 +313,17 @@ def test_b_bad_has_room_for_a_batch_unless_it_is_told_otherwise() -> None:
     assert load_config([], ["--algorithm.bad_capacity=9"]).algorithm.capacity == 9
 
 
+def test_half_of_b_bad_is_reevaluated_unless_a_number_is_set() -> None:
+    assert load_config(["bapo"], ["--algorithm.batch_size=64"]).algorithm.most_reevaluated == 32
+    assert load_config(["bapo"], ["--algorithm.bad_capacity=9"]).algorithm.most_reevaluated == 4
+    assert load_config(["bapo"], ["--algorithm.max_reevaluated=7"]).algorithm.most_reevaluated == 7
+
+
 def test_a_resolved_file_is_read_without_its_preset(write: Write) -> None:
-    config = load_config(["bapo"], ["--algorithm.bad_capacity", "null", "--loss.importance_cap", "null"])
+    config = load_config(["bapo-official"], ["--algorithm.bad_capacity", "null", "--loss.importance_cap", "null"])
     path = write(dump_toml(config))
     assert load_resolved(path) == config
-    assert load_resolved(path).algorithm.bad_capacity is None  # the preset says 256
+    assert load_resolved(path).algorithm.bad_capacity is None  # the preset says 120
 
 
 @given(

@@ -29,7 +29,7 @@ def test_bapo_is_table_3() -> None:
         algorithm.capacity,
         cadence.weight_sync_interval,
         cadence.reevaluation_interval,
-        algorithm.max_reevaluated,
+        algorithm.most_reevaluated,
     ) == (256, 5, 5, 128)
     assert (algorithm.gaussian_width, algorithm.gaussian_center) == (0.2, 0.5)
 

@@ -72,7 +72,7 @@ def test_sets_by_name_come_from_the_hub_and_a_wrong_name_is_refused() -> None:
 def test_the_configurations_for_gpus_are_table_3_and_measure_the_five_sets(size: str) -> None:
     config = load_config([str(ROOT / "deploy" / "configs" / f"math-{size}.toml")], [])
     algorithm, rollout, learner = config.algorithm, config.rollout, config.learner
-    assert (algorithm.batch_size, algorithm.group_size, algorithm.bad_capacity, algorithm.max_reevaluated) == (
+    assert (algorithm.batch_size, algorithm.group_size, algorithm.capacity, algorithm.most_reevaluated) == (
         256, 8, 256, 128,
     )  # fmt: skip
     assert (rollout.max_prompt_tokens, rollout.max_response_tokens, rollout.temperature) == (2048, 8192, 1.0)

@@ -73,7 +73,7 @@ class Bapo:
         if not settings.use_x2:
             return ()
         candidates = [p for p in bad if p.birth < step and p.prompt_id not in excluded]
-        most = min(settings.max_reevaluated, len(candidates))
+        most = min(settings.most_reevaluated, len(candidates))
         return tuple(sample_in_order([p.prompt_id for p in candidates], most, rng("reevaluate")))
 
 

@@ -81,7 +81,7 @@ class PilotCommit:
     ) -> tuple[str, ...]:
         """All prompts that wait for the rest of their group, at most M; those that are fresh in this step wait on."""
         waiting = [prompt.prompt_id for prompt in bad if prompt.birth < step and prompt.prompt_id not in excluded]
-        return tuple(sample_in_order(waiting, min(self._settings.max_reevaluated, len(waiting)), rng("reevaluate")))
+        return tuple(sample_in_order(waiting, min(self._settings.most_reevaluated, len(waiting)), rng("reevaluate")))
 
 
 def is_promising(pilot: GroupStat, r_tot: float, prior: float) -> bool:

@@ -492,6 +492,8 @@ def table_3(compared: Compared) -> Table:
 def hyper_parameters(config: Config) -> Iterator[tuple[str, str, str, str]]:
     """(the paper's name, our key, our value, the paper's value), in the order of the paper's table 3."""
     values = {dotted(key): value for key, value in flatten(config.model_dump(mode="json"))}
+    values |= {"algorithm.bad_capacity": config.algorithm.capacity}  # not null where they follow from B
+    values |= {"algorithm.max_reevaluated": config.algorithm.most_reevaluated}
     for row in published()["table_3"]:
         yield row["name"], row["key"], shown(values[row["key"]]), shown(row["value"])
 

@@ -368,7 +368,7 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
         return f"{held}, and use_x2 = false: it is not re-evaluated"
     if remainder := step % (interval := cadence.reevaluation_interval):
         return f"{held}{tries}, and step {step} does not re-evaluate ({step} mod {interval} = {remainder})"
-    most = settings.max_reevaluated
+    most = settings.most_reevaluated
     return f"{held}{tries}, and it got no group in a round up to step {step} (at most {most}, drawn uniformly)"
 
 

@@ -93,8 +93,8 @@ class Answers:
 
 SAMPLING_KEYS = ("batch_size", "group_size")
 """Keys of [algorithm] that the recorded groups were sampled under."""
-PICKING_KEYS = ("name", "max_reevaluated")
-"""Keys of [algorithm] that decide whom of B_bad a round asks."""
+PICKING_KEYS = ("name", "most_reevaluated")
+"""Fields of [algorithm] that decide whom of B_bad a round asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
