@@ -18,10 +18,9 @@ import matplotlib as mpl
 mpl.use("agg")
 import matplotlib.pyplot as plt
 
-from bapo.analysis.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy, final_accuracy
+from bapo.analysis.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy
 from bapo.analysis.compare.gather import Compared, Method, gather
 from bapo.analysis.compare.tables import interval, points
-from bapo.core.statistics import Estimate
 from bapo.core.text import count, duration
 
 PAGE, PICTURE = Path("docs/which_method.md"), Path("docs/images/results.png")
@@ -34,9 +33,8 @@ class Row:
     method: Method
     at_budget: AtEqualResponses | str
     """Against the reference, at equal responses."""
-    final: Estimate | None
-    cold: Estimate | None
-    """At the additional temperature."""
+    cold: AtEqualResponses | str
+    """The same at the additional temperature."""
 
 
 def rows_of(compared: Compared, split: str, reference: str) -> list[Row]:
@@ -47,8 +45,7 @@ def rows_of(compared: Compared, split: str, reference: str) -> list[Row]:
         Row(
             method=method,
             at_budget=at_equal_responses(method, other, split),
-            final=final_accuracy(method, split),
-            cold=final_accuracy(method, cold) if cold else None,
+            cold=at_equal_responses(method, other, cold) if cold else "not measured",
         )
         for method in compared.methods
     ]
@@ -62,27 +59,31 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
     label = next(row.method.label for row in rows if row.method.name == reference)
     temperature = cold.rpartition("@")[2]
     lines = [
-        f"| method | seeds | at {budget} responses | to {label} | after all steps, T = 1 | T = {temperature} | "
+        f"| method | seeds | at {budget} responses, T = 1 | to {label} | T = {temperature} | to {label} | "
         "responses | updates | learner time |",
         "|---|---|---|---|---|---|---|---|---|",
-        f"| base model | | | | {interval(base_accuracy(runs, split))} | {interval(base_accuracy(runs, cold))} | | | |",
+        f"| base model | | {interval(base_accuracy(runs, split))} | | {interval(base_accuracy(runs, cold))} | | | | |",
     ]
     for row in rows:
-        found, method = row.at_budget, row.method
-        accuracy = "-" if isinstance(found, str) else f"{100 * found.method:.1f}"
-        change = "" if method.name == reference else "-" if isinstance(found, str) else points(found.difference)
+        runs = row.method.runs
         cells = [
-            method.label, str(len(method.runs)), accuracy, change, interval(row.final), interval(row.cold),
-            count(fmean([run.ledger.rollouts for run in method.runs])),
-            f"{fmean([run.num_updates for run in method.runs]):.0f}",
-            duration(fmean([run.ledger.train_s for run in method.runs])),
+            row.method.label, str(len(runs)), *_at_budget(row, row.at_budget, reference),
+            *_at_budget(row, row.cold, reference), count(fmean([run.ledger.rollouts for run in runs])),
+            f"{fmean([run.num_updates for run in runs]):.0f}", duration(fmean([run.ledger.train_s for run in runs])),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _at_budget(row: Row, found: AtEqualResponses | str, reference: str) -> tuple[str, str]:
+    """Accuracy, and the difference to the reference."""
+    if isinstance(found, str):
+        return "-", "-"
+    return f"{100 * found.method:.1f}", "" if row.method.name == reference else points(found.difference)
+
+
 def draw(compared: Compared, rows: list[Row], split: str, reference: str) -> None:
-    """Accuracy at equal responses with the interval of the difference to the reference, methods sorted."""
+    """Accuracy at equal responses, methods sorted; the difference to the reference with its interval in words."""
     runs = [run for method in compared.methods for run in method.runs]
     known = [(row, row.at_budget) for row in rows if not isinstance(row.at_budget, str)]
     known.sort(key=lambda pair: pair[1].method)
@@ -90,11 +91,10 @@ def draw(compared: Compared, rows: list[Row], split: str, reference: str) -> Non
     figure, axis = plt.subplots(figsize=(7.2, 0.34 * len(known) + 1.1), constrained_layout=True)
     for place, (row, found) in enumerate(known):
         color = COLORS["reference" if row.method.name == reference else "other"]
-        half = 100 * (found.difference.high - found.difference.low) / 2
         axis.barh(place, 100 * found.method, color=color, height=0.65)
-        if row.method.name != reference:
-            axis.errorbar(100 * found.method, place, xerr=half, color="black", capsize=3, linewidth=1)
         axis.text(0.5, place, f"{100 * found.method:.1f}", va="center", color="white", fontsize=8)
+        change = "" if row.method.name == reference else points(found.difference)
+        axis.text(100 * found.method + 0.4, place, change, va="center", fontsize=7)
     if base is not None:
         axis.axvline(100 * base.mean, color=COLORS["base"], linestyle="--", linewidth=1)
         axis.text(100 * base.mean, len(known) - 0.3, "base model", color=COLORS["base"], fontsize=8, ha="center")

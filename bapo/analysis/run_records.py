@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.core.statistics import Estimate, shared_means
-from bapo.core.types import GroupResult, Purpose
+from bapo.core.types import GroupResult, Purpose, num_sampled
 
 Row = Mapping[str, Any]
 BASE_VERSION = 1
@@ -52,8 +52,8 @@ def ledger_of(
     total = 0
     for step, results in first_results(groups):
         for result in results:
-            spent[result.purpose] += Spent(responses=len(result.rewards), tokens=result.num_tokens)
-            total += len(result.rewards)
+            spent[result.purpose] += Spent(responses=num_sampled(result), tokens=result.num_tokens)
+            total += num_sampled(result)
         by_step[step] = total
     return Ledger(
         fresh=spent[Purpose.FRESH],

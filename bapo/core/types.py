@@ -383,6 +383,11 @@ class GroupResult:
     claimed_at: Seconds = 0.0
 
 
+def num_sampled(result: GroupResult) -> int:
+    """Responses that a worker sampled: an expert's solution is none of them."""
+    return len(result.rewards) - result.outcomes.count(Outcome.EXPERT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """D_t = X1 + X2 + X3, at most B groups (eqs. 5-7). The same step always has the same batch."""

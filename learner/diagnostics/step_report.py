@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bapo.config.tree import Config
-from bapo.core.types import Batch, Origin, Outcome
+from bapo.core.types import Batch, Origin, Outcome, num_sampled
 from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
@@ -207,11 +207,12 @@ def metrics_row(
 
 
 def _truncation_fields(batch: Batch) -> dict[str, int]:
-    """Of the responses that this step was the first to inspect, whether they train or not."""
-    results = [result for result in batch.results if result.origin is not Origin.X3]
-    num_truncated = sum(result.outcomes.count(Outcome.TRUNCATED) for result in results)
-    # Of the rewards: `outcomes` is empty where every response was graded.
-    return {"num_responses": sum(len(result.rewards) for result in results), "num_truncated": num_truncated}
+    """Of the sampled responses that this step was the first to inspect, whether they train or not."""
+    results = {result.group_id: result for result in batch.results if result.birth == batch.step}.values()
+    return {
+        "num_responses": sum(map(num_sampled, results)),
+        "num_truncated": sum(result.outcomes.count(Outcome.TRUNCATED) for result in results),
+    }
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:

@@ -56,7 +56,8 @@ def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple
     if settings.x3_baseline == "current":
         rate_E = current_pass_rates(inputs, log_weight_R, groups)
         size_E = np.array([inputs.batch.entries[group].group.size for group in groups])
-        is_dropped_E |= (rate_E * size_E < 1) | (rate_E * size_E > size_E - 1)
+        # Half a response from the end: rounding must not decide about a group with one success.
+        is_dropped_E |= (rate_E * size_E < 0.5) | (rate_E * size_E > size_E - 0.5)
         facts["x3_pass_rate"] = float(rate_E.mean())
         inputs = with_current_baseline(inputs, groups, rate_E, config)
     dropped = groups[is_dropped_E]

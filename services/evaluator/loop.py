@@ -87,13 +87,14 @@ class Evaluator:
         for row in self._run.read_evaluations():  # from an evaluator before this one
             self._show(row)
         while not is_finished(measured, num_steps):
+            progress = self._buffer.progress()
             target = next_target(
-                self._buffer.progress(),
+                progress,
                 measured,
                 num_steps=num_steps,
                 settings=self._config.evaluation,
                 cadence=self._config.cadence,
-                budget=self._due_budget(budgets),
+                budget=self._due_budget(progress, budgets),
             )
             if target is None:
                 self._sleep(POLL_S)
@@ -125,15 +126,18 @@ class Evaluator:
                 found.setdefault(int(row[key]), set()).add(row["split"])
         return found
 
-    def _due_budget(self, measured: Collection[int]) -> int | None:
-        """The one of `at_responses` that is due. Reads the records of all steps, while one is left."""
+    def _due_budget(self, progress: Progress, measured: Collection[int]) -> int | None:
+        """The one of `at_responses` that has been sampled before the weights that the workers have. Reads the records
+        of all steps, while one is left."""
         at_responses = self._config.evaluation.at_responses
         if max(at_responses, default=0) <= max(measured, default=0):
             return None
         rows = self._run.read_metrics()
         if len(rows) >= self._config.run.num_steps:  # the last weights are measured anyway
             return None
-        return due_budget(at_responses, sum(int(row["num_responses"]) for row in rows), measured)
+        version = self._config.cadence.synced_version(progress.policy_version)
+        sampled = sum(int(row["num_responses"]) for row in rows if row["step"] < version)
+        return due_budget(at_responses, sampled, measured)
 
     def _measurements(self, *, is_full: bool = True) -> dict[str, Measurement]:
         """What is measured of some weights, by name."""
@@ -148,11 +152,7 @@ class Evaluator:
 
     def measure(self, target: Target) -> None:
         """Request all measurements, wait for them, and write a row for each that has none yet."""
-        have = {
-            row["split"]
-            for row in self._run.read_evaluations()
-            if row["version"] == target.version and row.get("at_responses") == target.budget
-        }
+        have = {row["split"] for row in self._run.read_evaluations() if _is_of(row, target)}
         self._forget_older(target.version)
         for name in have:  # left by an evaluator that was killed before it could delete them
             self._buffer.forget(label_of(name, target.version))
@@ -228,6 +228,13 @@ class Evaluator:
                     f"{timeout_s:.0f} s (learner.batch_timeout_s); see the rollout server's log"
                 )
             self._sleep(POLL_S)
+
+
+def _is_of(row: Mapping[str, Any], target: Target) -> bool:
+    """Whether it is a measurement of this target; that of a budget is taken once, whichever weights were due then."""
+    if target.budget is not None:
+        return bool(row.get("at_responses") == target.budget)
+    return row["version"] == target.version and row.get("at_responses") is None
 
 
 def evaluation_row(

@@ -47,11 +47,13 @@ def test_the_row_of_a_step_by_hand() -> None:
     config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
     seconds = {"wait_batch": 2.0, "step": 4.0}
     alarm = Alarm(step=10, origin=Origin.X3, text="x3 of age 2: far")
-    truncated = replace(batch.results[0], outcomes=bytes([Outcome.TRUNCATED, Outcome.GRADED]))
-    reused = replace(batch.results[2], outcomes=bytes([Outcome.TRUNCATED] * 2))  # counted in the step of its birth
-    batch = replace(batch, results=(truncated, batch.results[1], reused))
+    truncated = replace(batch.results[0], birth=10, outcomes=bytes([Outcome.TRUNCATED, Outcome.GRADED]))
+    stored = replace(batch.results[1], birth=9)  # of an earlier step, as a pilot or a stored success; counted there
+    luffy = replace(batch.results[1], group_id="g-d", birth=10, outcomes=bytes([Outcome.GRADED, Outcome.EXPERT]))
+    reused = replace(batch.results[2], birth=9, outcomes=bytes([Outcome.TRUNCATED] * 2))
+    batch = replace(batch, results=(truncated, truncated, stored, luffy, reused))
     row = metrics_row(batch, report, policy_version=9, config=config, seconds=seconds, alarm=alarm)
-    assert (row["num_responses"], row["num_truncated"]) == (4, 1)  # the second group has no outcomes: all were graded
+    assert (row["num_responses"], row["num_truncated"]) == (3, 1)  # an expert's row is not sampled
     want = {
         "step": 10, "policy_version": 9, "reward_mean": 0.4, "x1": 2, "x2": 0, "x3": 1, "batch_size": 4, "num_bad": 7,
         "staleness_x1_mean": 2.5, "staleness_x1_max": 4, "staleness_x2_mean": None, "staleness_x2_max": None,

@@ -64,13 +64,14 @@ def test_the_effective_sample_size_of_a_group(log_weights: tuple[float, float], 
 
 
 def test_only_groups_of_x3_are_judged() -> None:
-    far = (0.0, math.log(3))
+    far = (0.0, math.log(4))
     batch = batch_of((Origin.X1, far), (Origin.X3, far), (Origin.X2, far), (Origin.X3, (0.0, 0.0)))
     step, facts = weighed(config_of(x3_baseline="current"), batch)
     assert reused_groups(step).tolist() == [1, 3]
-    # The correct response of a far group has weight 1 of 4: J = 1/4 of two is lost in X3; X1, X2 do not ask.
+    # The correct response of a far group has weight 1 of 5: J = 1/5 is lost in X3; X1, X2 do not ask.
+    # ess: (1 + 4)^2 / (2 (1 + 16)) = 25/34 and 1
     assert sorted(group for groups in step.plan for group in groups) == [0, 2, 3]
-    assert facts == {"x3_group_ess": pytest.approx(0.9), "x3_pass_rate": pytest.approx(0.375), "x3_left_out": 1}
+    assert facts == {"x3_group_ess": pytest.approx(59 / 68), "x3_pass_rate": pytest.approx(0.35), "x3_left_out": 1}
 
 
 def test_a_group_below_the_floor_is_in_no_loss_and_in_no_denominator() -> None:
@@ -116,7 +117,8 @@ def test_the_update_without_the_dropped_groups_is_the_update_of_a_batch_that_nev
     ("log_weights", "advantages"),
     [
         ((0.0, 0.0), [1.0, -1.0]),  # J = 1/2, deviation 1/2: eq. 2
-        ((math.log(3), 0.0), None),  # J = 3/4 of two responses: more than (G - 1)/G = 1/2, so it is solved
+        ((math.log(2), 0.0), [1 / math.sqrt(2), -math.sqrt(2)]),  # J = 2/3
+        ((math.log(4), 0.0), None),  # J = 4/5 of two responses: more than 1 - 1/(2G) = 3/4, so it is solved
     ],
 )
 def test_the_baseline_of_today_skips_what_is_learned(

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of
 from bapo.algorithms.filters import why_left_out
-from bapo.algorithms.randomness import sample_in_order
 from bapo.algorithms.reward_levels import expected_variance, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
@@ -79,9 +78,12 @@ class PilotCommit:
     def hard_prompts_to_ask(
         self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
     ) -> tuple[str, ...]:
-        """All prompts that wait for the rest of their group, at most M; those that are fresh in this step wait on."""
-        waiting = [prompt.prompt_id for prompt in bad if prompt.birth < step and prompt.prompt_id not in excluded]
-        return tuple(sample_in_order(waiting, min(self._settings.most_reevaluated, len(waiting)), rng("reevaluate")))
+        """Prompts that wait for the rest of their group, the oldest first, at most M, by default B; those that are
+        fresh in this step wait on."""
+        waiting = [prompt for prompt in bad if prompt.birth < step and prompt.prompt_id not in excluded]
+        oldest = sorted(waiting, key=lambda prompt: prompt.birth)  # stable
+        most = self._settings.max_reevaluated or self._settings.batch_size
+        return tuple(prompt.prompt_id for prompt in oldest[:most])
 
 
 def is_promising(pilot: GroupStat, r_tot: float, prior: float) -> bool:

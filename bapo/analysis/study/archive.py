@@ -3,9 +3,9 @@
     study.toml, results.jsonl
     runs/<run>/config.toml, run.json, metrics.jsonl, evaluations.jsonl, groups/step-<t>.parquet
 
-Weights, checkpoints, batches, logs and tokens stay where they are, and so does what tables and figures do not read: the
-machine in run.json, the per-age diagnostics in metrics.jsonl, the times of groups. A study that finds these records keeps
-the runs as finished.
+Weights, checkpoints, batches, logs and tokens stay where they are, and so does what tables and figures do not read:
+the machine in run.json, the per-age diagnostics in metrics.jsonl, the times of groups. A study that finds these records
+keeps the runs as finished.
 """
 
 from __future__ import annotations
