@@ -74,17 +74,16 @@ def pooled_advantages(
 
 
 def pass_k_weights(rewards: ArrayLike, k: int) -> NDArray[np.float64]:
-    """[G] K (1 - mu_-j)^(K - 1), mu_-j the mean reward of the other responses; 1 for K = 1 or a single response.
+    """[G] K C(w_-j, K - 1) / C(G - 1, K - 1), w_-j the incorrect ones of the other responses; K at most G.
 
-    A success counts as far as the others of K responses would have failed: the gradient of the expected pass@K
-    (PKPO, arXiv 2505.15201).
+    A success counts as far as K - 1 of the others would have failed: without bias the derivative K (1 - p)^(K - 1) of
+    the expected pass@K with respect to the pass rate p (PKPO, arXiv 2505.15201).
     """
-    values = np.asarray(rewards, dtype=np.float64)
-    if k == 1 or len(values) == 1:
-        return np.ones_like(values)
-    others = (values.sum() - values) / (len(values) - 1)
-    weights: NDArray[np.float64] = k * np.clip(1.0 - others, 0.0, 1.0) ** (k - 1)
-    return weights
+    is_wrong = np.asarray(rewards, dtype=np.float64) < RIGHT
+    k = min(k, len(is_wrong))
+    others = is_wrong.sum() - is_wrong
+    ways = math.comb(len(is_wrong) - 1, k - 1)
+    return np.array([k * math.comb(int(wrong), k - 1) / ways for wrong in others])
 
 
 def batch_normalised(advantage_R: ArrayLike, lengths_R: ArrayLike) -> NDArray[np.float64]:

@@ -53,8 +53,8 @@ class LossConfig(Frozen):
     """Rewards used for mean and deviation: of all rows of the entry; of fresh and other rows separately (RePO); or of
     the fresh rows for all (LUFFY's option)."""
     advantage_pass_k: int = Field(1, ge=1)
-    """K: advantages are multiplied by K (1 - mu_-j)^(K - 1), mu_-j the mean reward of the other responses, so that hard
-    prompts count more: the gradient of pass@K. 1: all prompts alike."""
+    """K: an advantage is multiplied by K times the share of draws of K - 1 other responses that are all incorrect, so
+    that hard prompts count more: the gradient of pass@K. 1: all prompts alike."""
     advantage_batch_norm: bool = False
     """Normalize again over all tokens of the batch (AReaL)."""
     importance_level: Literal["none", "token", "sequence", "geometric"] = "token"
@@ -111,6 +111,11 @@ class LossConfig(Frozen):
     def weighs_reused(self) -> bool:
         """Whether X3 groups are skipped, or compared with a baseline, under pi_theta_t."""
         return self.x3_min_ess is not None or self.x3_baseline == "current"
+
+    @property
+    def has_own_baseline(self) -> bool:
+        """Whether advantages are more than a reward against its whole group."""
+        return self.advantage_batch_norm or self.advantage_pool != "mixed" or self.advantage_pass_k > 1
 
     @property
     def credits_tokens(self) -> bool:
@@ -191,6 +196,11 @@ class LossConfig(Frozen):
                 f"x3_baseline = current changes group advantages, which advantage = {self.advantage} replaces; set "
                 "advantage = group, or x3_baseline = stored"
             )
+        if self.x3_baseline == "current" and (self.advantage_norm != "pop_var" or self.has_own_baseline):
+            raise ValueError(
+                "x3_baseline = current has the baseline and deviation of its own group; set advantage_norm = pop_var, "
+                "advantage_batch_norm = false, advantage_pool = mixed and advantage_pass_k = 1"
+            )
         return self
 
     @model_validator(mode="after")
@@ -225,8 +235,7 @@ class LossConfig(Frozen):
 
     @model_validator(mode="after")
     def prefixes_are_of_one_group(self) -> Self:
-        own = self.advantage_batch_norm or self.advantage_pool != "mixed" or self.advantage_pass_k > 1
-        if self.credits_tokens and own:
+        if self.credits_tokens and self.has_own_baseline:
             raise ValueError(
                 f"advantage = {self.advantage} has the whole group as baseline; set advantage_batch_norm = false, "
                 "advantage_pool = mixed and advantage_pass_k = 1, or advantage = group"

@@ -138,7 +138,8 @@ def step_inputs(batch: Batch, config: Config, device: torch.device, images: Imag
         advantage_M = token_advantages(batch, config).astype(np.float32)
     else:
         advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
-    active_R = (columns.advantage_R != 0) | adds_without_advantage(config.loss)
+    has_advantage_R = np.add.reduceat(advantage_M != 0, columns.starts_R[:-1]) > 0
+    active_R = has_advantage_R | adds_without_advantage(config.loss)
     return StepInputs(
         batch=batch,
         columns=columns,

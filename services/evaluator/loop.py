@@ -193,7 +193,7 @@ class Evaluator:
         split, rewards = row["split"], row["rewards"].values()
         self._accuracy.labels(split=split).set(row["accuracy"])
         self._version.labels(split=split).set(row["version"])
-        solved = sum(max(found) > 0 for found in rewards) / len(rewards)
+        solved = sum(max(found) >= 1 for found in rewards) / len(rewards)
         self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
 
     def _request(self, target: Target, measurement: Measurement) -> list[RolloutRequest]:

@@ -195,5 +195,7 @@ def test_a_response_that_is_left_out_whole_has_no_weight_and_is_not_counted(aggr
 def test_for_pass_at_k_a_success_counts_as_far_as_the_others_fail() -> None:
     # One of four is correct: the others of the success are all wrong, those of a failure have 1/3.
     assert pass_k_weights([1.0, 0.0, 0.0, 0.0], 2).tolist() == pytest.approx([2, 4 / 3, 4 / 3, 4 / 3])
-    assert pass_k_weights([1.0, 1.0, 0.0, 1.0], 3).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+    # Of the three others two must fail, K C(w, 2) / C(3, 2): a success has w = 2, a failure w = 1.
+    assert pass_k_weights([1.0, 1.0, 0.0, 0.0], 3).tolist() == [1, 1, 0, 0]
     assert pass_k_weights([1.0, 0.0], 1).tolist() == [1, 1]
+    assert pass_k_weights([0.0, 1.0], 4).tolist() == [0, 2]  # K is at most G = 2

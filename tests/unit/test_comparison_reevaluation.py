@@ -25,6 +25,8 @@ def test_hopeless_prompts_lower_the_floor() -> None:
     # Of the failures (k = 0 or 1 of 8), 9 are coins and 247 are prompts that are never solved.
     counts = (COIN[0] + 247, *COIN[1:])
     assert floor_of(counts, 1) == pytest.approx(9 / 256 * 246 / 256, abs=0.01)
+    # A second failure leaves 9 * 9 / 256 of the coins.
+    assert floor_of(counts, 1, num_failures=2) == pytest.approx(0.316 / 247.316 * 246 / 256, abs=0.003)
 
 
 def test_each_re_evaluation_is_counted_at_the_age_of_the_last_failure(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_a_shipped_study_is_fair(path: Path) -> None:
     methods = parse_study(path.read_text(), path.name).methods
     runs = read_study(path).runs
     assert len(runs) >= 3 * len(methods)
-    assert len({run.config.run.num_steps for run in runs}) == 1
+    alike = [run for run in runs if "run.num_steps" not in methods[run.method].may_differ]
+    assert len({run.config.run.num_steps for run in alike}) == 1
 
 
 def test_ppo_and_ba_ppo_differ_in_the_batch_alone() -> None:

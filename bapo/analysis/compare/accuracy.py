@@ -148,7 +148,7 @@ def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqual
     runs = list(shared_seeds(method, reference))
     if not runs:
         return "no seed in common"
-    common = set(method.config.evaluation.at_responses) & set(reference.config.evaluation.at_responses)
+    common = set.intersection(*(_budgets_of(run, split) for pair in runs for run in pair))
     budget = max(common, default=min(run.ledger.rollouts for pair in runs for run in pair))
     tables: list[tuple[Means, Means]] = []
     for ours, theirs in runs:
@@ -171,10 +171,18 @@ def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqual
     )
 
 
+def _budgets_of(run: Measured, split: str) -> set[int]:
+    """Those of `evaluation.at_responses` that it was measured at, the last of them perhaps after training."""
+    return {
+        budget for budget in run.config.evaluation.at_responses if not isinstance(means_at(run, split, budget), str)
+    }
+
+
 def means_at(run: Measured, split: str, budget: int) -> Means | str:
     """Each prompt's accuracy after this many training responses, or why there is no answer.
 
-    Measured for this budget, or less than one step's responses away from it: there are no weights in between.
+    Measured for this budget, with the first weights that workers got after it, or less than one step's responses away
+    from it: there are no weights in between.
     """
     rows = run.rows(split)
     if not rows:

@@ -22,7 +22,8 @@ def share_of(run: Measured, origin: Origin) -> float | None:
     """Of the items of all batches; None where the method has no such part or nothing trained."""
     own, every = (sum(row[o.value] for row in run.metrics for o in kinds) for kinds in ((origin,), Origin))
     settings = run.config.algorithm
-    has_part = {Origin.X1: True, Origin.X2: settings.use_x2, Origin.X3: settings.use_x3}[origin]
+    is_bapo = settings.name == "bapo"
+    has_part = {Origin.X1: True, Origin.X2: is_bapo and settings.use_x2, Origin.X3: is_bapo and settings.use_x3}[origin]
     return own / every if every and (own or has_part) else None
 
 

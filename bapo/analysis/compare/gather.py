@@ -331,7 +331,17 @@ def remarks(compared: Compared) -> list[str]:
     seeds = {method.label: method.seeds for method in compared.methods}
     if len(set(seeds.values())) > 1:
         lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
-    return [*lines, *_unequal_updates(compared), *_different_commits(compared)]
+    return [*lines, *_not_after_training(compared), *_unequal_updates(compared), *_different_commits(compared)]
+
+
+def _not_after_training(compared: Compared) -> list[str]:
+    """A run that has not ended is compared by its last evaluation."""
+    return [
+        f"{run.name} was last evaluated after step {last} of {run.config.run.num_steps}"
+        for method in compared.methods
+        for run in method.runs
+        if (last := max((int(row["version"]) for row in run.evaluations), default=1) - 1) < run.config.run.num_steps
+    ]
 
 
 def _unequal_updates(compared: Compared) -> list[str]:

@@ -91,6 +91,9 @@ def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
     Prompts: those that every measurement used has. Empty without a measurement of the base model and a later one.
     """
     num_steps = runs[0].num_steps
+    settings = runs[0].config.evaluation
+    size = settings.samples_of(splits[0])
+    splits = [split for split in splits if settings.samples_of(split) == size]  # bins of k of as many responses
     common = set.intersection(*({row["version"] for row in run.rows(split)} for run in runs for split in splits))
     later = sorted(version for version in common if version > BASE_VERSION)
     if not later or BASE_VERSION not in common:
@@ -104,7 +107,6 @@ def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
             followed = [prompt for prompt in before if all(prompt in bins for bins in after.values())]
             for version, bins in after.items():
                 pairs[version] += [(before[prompt], bins[prompt]) for prompt in followed]
-    size = runs[0].config.evaluation.num_samples
     return [Look(step=version - 1, matrix=matrix_of(pairs[version], size)) for version in chosen if pairs[version]]
 
 

@@ -76,8 +76,9 @@ def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
     c1, size = run.config.algorithm.c1, run.config.algorithm.group_size
     last_hard = int(c1 * size + TOLERANCE)
     levels = _fresh_levels(run, size)
-    floor_at = cache(lambda step: _floor_at(step, levels, last_hard))
-    failures: dict[str, tuple[int, int]] = {}
+    floor_at = cache(lambda step, num_failures: _floor_at(step, levels, last_hard, num_failures))
+    failures: dict[str, tuple[int, int, int]] = {}
+    """Prompt id -> step and policy version of its last failure, and failures in a row."""
     for step, results in run.sampled:
         for result in results:
             if len(result.rewards) != size or result.purpose is Purpose.EVALUATE:
@@ -85,10 +86,11 @@ def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
             k = _num_correct(result)
             failure = failures.get(result.prompt_id)
             if result.purpose is Purpose.REEVALUATE and failure is not None:
-                age = result.policy_version - failure[1]
-                yield age, last_hard < k < size, floor_at(failure[0])
+                failed_at, version, num_failures = failure
+                yield result.policy_version - version, last_hard < k < size, floor_at(failed_at, num_failures)
+            failures.pop(result.prompt_id, None)
             if k <= last_hard:
-                failures[result.prompt_id] = (step, result.policy_version)
+                failures[result.prompt_id] = (step, result.policy_version, 1 + (failure[2] if failure else 0))
 
 
 def _fresh_levels(run: Measured, size: int) -> dict[int, Floats]:
@@ -100,24 +102,25 @@ def _fresh_levels(run: Measured, size: int) -> dict[int, Floats]:
     return found
 
 
-def _floor_at(step: int, levels: dict[int, Floats], last_hard: int) -> float:
+def _floor_at(step: int, levels: dict[int, Floats], last_hard: int, num_failures: int) -> float:
     around = [counts for other, counts in levels.items() if abs(other - step) <= AROUND]
-    return floor_of(tuple(np.sum(around, axis=0).tolist()), last_hard)
+    return floor_of(tuple(np.sum(around, axis=0).tolist()), last_hard, num_failures)
 
 
 def _num_correct(result: GroupResult) -> int:
     return sum(reward >= 0.5 for reward in result.rewards)
 
 
-def floor_of(counts: tuple[float, ...], last_hard: int) -> float:
-    """Share of prompts with at most `last_hard` correct responses that have more, but not all, in a second group.
+def floor_of(counts: tuple[float, ...], last_hard: int, num_failures: int = 1) -> float:
+    """Share of prompts with at most `last_hard` correct responses that have more, but not all, in the next group.
 
     Args:
         counts: [G + 1] number of groups with k correct responses, at least one in all.
+        num_failures: groups in a row with at most `last_hard`, at one pass rate: the more, the lower it is.
     """
     likelihood = level_probabilities(len(counts) - 1)
     weight = pass_rate_weights(np.array(counts), likelihood)
-    hard = likelihood[: last_hard + 1].sum(axis=0)
+    hard = likelihood[: last_hard + 1].sum(axis=0) ** num_failures
     improved = likelihood[last_hard + 1 : -1].sum(axis=0)
     return float((weight * hard * improved).sum() / (weight * hard).sum())
 

@@ -100,8 +100,9 @@ def unpack(path: Path, study: Study) -> Moved:
 
 
 def _records_of(run: PlannedRun) -> Iterator[tuple[str, bytes]]:
-    for name in ("config.toml", "evaluations.jsonl"):
-        yield name, (run.path / name).read_bytes()
+    for path in (run.path / "config.toml", run.path / "evaluations.jsonl"):
+        if path.exists():  # a task without held-out splits has no evaluations
+            yield path.name, path.read_bytes()
     directory = RunDirectory.open(run.path)
     rows = [{key: value for key, value in row.items() if key not in DETAILS} for row in directory.read_metrics()]
     yield "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
