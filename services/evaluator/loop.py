@@ -22,6 +22,7 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
 from bapo.tasks.images import keep_images
+from bapo.tasks.registry import extract_of
 from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.majority import MajorityVote, decoder_of
 from services.evaluator.plan import (
@@ -70,7 +71,8 @@ class Evaluator:
         self._task = task
         self._buffer = buffer
         self._run = run
-        self._majority = MajorityVote(task, partial(decoder_of, config.model.path))
+        extract = extract_of(task, another_reward=config.task.reward is not None)
+        self._majority = MajorityVote(extract, partial(decoder_of, config.model.path))
         self._accuracy = telemetry.gauge("bapo_eval_accuracy_ratio")
         self._pass_at_k = telemetry.gauge("bapo_eval_passk_ratio")
         self._version = telemetry.gauge("bapo_eval_policy_version")

@@ -1,6 +1,6 @@
 """Majority vote over the responses to a prompt (maj@k): is the most frequent answer correct?
 
-Only for tasks that extract answers from responses (`HasExtract`).
+Only for tasks that extract answers from responses (`bapo.tasks.registry.extract_of`).
 """
 
 from __future__ import annotations
@@ -12,33 +12,36 @@ from typing import cast
 import numpy as np
 from tokenizers import Tokenizer
 
-from bapo.core.types import Group
+from bapo.core.types import Group, Prompt
 from bapo.runtime.model_files import folder_of
-from bapo.tasks.base import HasExtract, Task
 
 log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int]], str]
+Extract = Callable[[Prompt, str], str | None]
 
 
 class MajorityVote:
     """The votes of the responses of a group."""
 
-    def __init__(self, task: Task, load_decoder: Callable[[], Decode | None]) -> None:
+    def __init__(self, extract: Extract | None, load_decoder: Callable[[], Decode | None]) -> None:
         """`load_decoder`: returns what turns token ids into text, if it can; called for a task with answers alone."""
-        self._task = task if isinstance(task, HasExtract) else None
-        self._decode = load_decoder() if self._task else None
+        self._extract = extract
+        self._decode = load_decoder() if extract else None
 
     def of(self, groups: Sequence[Group]) -> Mapping[str, float] | None:
-        """Prompt id -> reward of the most frequent answer, the mean of several; None if answers are not known."""
-        if self._task is None or self._decode is None:
+        """Prompt id -> reward of the most frequent answer, the mean of several; None if no response has an answer."""
+        if self._extract is None or self._decode is None:
             return None
-        return {group.prompt.prompt_id: self._vote(self._task, self._decode, group) for group in groups}
+        answers = [self._answers(self._extract, self._decode, group) for group in groups]
+        if all(answer is None for found in answers for answer in found):
+            return None
+        votes = zip(groups, answers, strict=True)
+        return {group.prompt.prompt_id: majority_reward(found, group.rewards.tolist()) for group, found in votes}
 
-    def _vote(self, task: HasExtract, decode: Decode, group: Group) -> float:
+    def _answers(self, extract: Extract, decode: Decode, group: Group) -> list[str | None]:
         starts = np.cumsum(group.lengths)[:-1]
-        texts = [decode(tokens.tolist()) for tokens in np.split(group.token_ids, starts)]
-        return majority_reward([task.extract(group.prompt, text) for text in texts], group.rewards.tolist())
+        return [extract(group.prompt, decode(tokens.tolist())) for tokens in np.split(group.token_ids, starts)]
 
 
 def majority_reward(answers: Sequence[str | None], rewards: Sequence[float]) -> float:

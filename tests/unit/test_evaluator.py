@@ -288,12 +288,13 @@ def test_the_majority_votes_for_the_most_frequent_answer(
 
 
 def test_votes_are_read_from_the_tokens_of_each_response() -> None:
-    class LastToken(TwoSplits):
-        def extract(self, prompt: Prompt, text: str) -> str | None:
-            return text.split()[-1]
-
     group = make_group(rewards="110", prompt_id="p", lengths=[1, 2, 1])
     group = replace(group, token_ids=np.array([5, 8, 5, 9], dtype=np.int32))
-    vote = MajorityVote(LastToken(), lambda: lambda token_ids: " ".join(map(str, token_ids)))
+    vote = MajorityVote(lambda _, text: text.split()[-1], lambda: lambda ids: " ".join(map(str, ids)))
     assert vote.of([group]) == {"p": 1.0}
-    assert MajorityVote(TwoSplits(), lambda: str).of([group]) is None
+    assert MajorityVote(None, lambda: str).of([group]) is None
+
+
+def test_without_any_answer_there_is_no_majority_rather_than_a_wrong_one() -> None:
+    vote = MajorityVote(lambda _, text: None, lambda: lambda ids: "text")
+    assert vote.of([make_group(rewards="11", prompt_id="p", lengths=[1, 1])]) is None
