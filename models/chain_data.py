@@ -14,7 +14,7 @@
     tens      units carry                     forgets what they carry         20 %
 
 A model learns these shares, whatever the numbers. Where the slip is more frequent, a lower temperature makes the model
-worse: what sampling gives cannot be had by sharpening, it takes learning. One slip makes a response wrong, so that a
+worse: training has to change which way it takes. One slip makes a response wrong, so that a
 chain with several rare steps is nearly never right at first.
 """
 
