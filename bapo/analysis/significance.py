@@ -41,8 +41,14 @@ def crossed(table: Sequence[Sequence[float]]) -> Tested:
     variance, freedom = _variance(table, mean)
     deviation = math.sqrt(variance)
     half = student_quantile(TAIL, freedom) * deviation
-    p = 2 * (1 - student_cdf(abs(mean) / deviation, freedom)) if deviation else 1.0  # equal outcomes show no spread
-    return Tested(mean, mean - half, mean + half, p)
+    return Tested(mean, mean - half, mean + half, _p_value(mean, deviation, freedom))
+
+
+def _p_value(mean: float, deviation: float, freedom: float) -> float:
+    """P(|T| >= |mean| / deviation), not as 1 - P: that would be 0 below 1e-16. 1 without spread."""
+    if not deviation:
+        return 1.0
+    return incomplete_beta(freedom / (freedom + (mean / deviation) ** 2), freedom / 2, 0.5)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

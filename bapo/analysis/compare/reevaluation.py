@@ -27,7 +27,7 @@ from bapo.core.types import GroupResult, Purpose
 Floats = NDArray[np.float64]
 ANY = 1 << 30
 AGES = ((0, 0), (1, 1), (2, 4), (5, 9), (10, ANY))
-"""Bins: weight updates between the policies of the failure and of the re-evaluation, both ends included."""
+"""Bins: learner steps between the policies of the failure and of the re-evaluation, both ends included."""
 AROUND = 5
 """Steps before and after the failure whose fresh groups give the distribution of pass rates."""
 GRID = np.concatenate([[5e-4], np.linspace(0.01, 0.99, 50), [1 - 5e-4]])
@@ -36,7 +36,7 @@ ITERATIONS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLooks:
-    """Re-evaluations whose prompt failed this many weight updates before."""
+    """Re-evaluations whose prompt failed this many learner steps before."""
 
     oldest: int
     youngest: int
@@ -72,7 +72,7 @@ def second_looks(runs: Sequence[Measured]) -> list[SecondLooks]:
 
 
 def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
-    """(weight updates since the failure, whether it improved, floor) of each re-evaluation after a failure."""
+    """(learner steps since the failure, whether it improved, floor) of each re-evaluation after a failure."""
     c1, size = run.config.algorithm.c1, run.config.algorithm.group_size
     last_hard = int(c1 * size + TOLERANCE)
     levels = _fresh_levels(run, size)

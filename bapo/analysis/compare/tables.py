@@ -156,7 +156,7 @@ def table_equal_responses(compared: Compared) -> Table:
     note = (
         "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the same number "
         "of training responses: the largest of evaluation.at_responses that both have, or what the cheapest run of the "
-        "two methods sampled in all. Each run was measured there, or less than one step away; nothing is interpolated. "
+        "two methods sampled in all. Each run was measured with the first weights after it, or less than a step away. "
         "Accuracies are on the common prompts, method : reference. p: of no difference, by Holm's correction over the "
         "rows of this table."
     )
@@ -360,7 +360,7 @@ def table_second_looks(compared: Compared) -> Table:
         for looks in second_looks(method.runs)
     ]
     note = (
-        "Re-evaluations of hard prompts by the number of weight updates since the failure. Improved: c1 < mu' < 1, "
+        "Re-evaluations of hard prompts by the learner steps since the failure. Improved: c1 < mu' < 1, "
         "with the 95 % interval over re-evaluations. Floor: what a second group from the weights that failed would "
         "give, from the distribution of pass rates of the fresh groups around the failure. Only what exceeds the floor "
         "has become solvable."

@@ -141,9 +141,10 @@ def print_table(console: Console, table: Table) -> None:
     # Names and commits of runs come from files.
     header, *rows = [[plain_lines(cell) for cell in row] for row in (table.header, *table.rows)]
     widths = column_widths([header, *rows], console.width)
-    if widths is None:  # too wide: one line for each column
-        header, *rows = map(list, zip(header, *rows, strict=True))
-        widths = column_widths([header, *rows], console.width)
+    turned = list(map(list, zip(header, *rows, strict=True)))
+    if widths is None and len(turned[0]) < len(header):  # too wide: one line for each column, if they are more
+        header, *rows = turned
+        widths = column_widths(turned, console.width)
     for place, name in enumerate(header):
         shown.add_column(Text(name), overflow="fold", width=widths[place] if widths else None)
     for row in rows:
