@@ -36,7 +36,7 @@ from tests.unit.test_proposals import make_config
 CONFIG = Config.model_validate(
     {
         "run": {"num_steps": 4},
-        "algorithm": {"batch_size": 4},
+        "algorithm": {"batch_size": 4, "max_reevaluated": 4},
         "cadence": {"weight_sync_interval": 1, "reevaluation_interval": 2, "max_steps_ahead": 0},
         "learner": {"minibatch_size": 4},
         "evaluation": {"temperatures": []},

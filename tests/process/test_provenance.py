@@ -16,7 +16,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from services.launcher.processes import base_environment
 from services.launcher.session import provenance_of
-from tests.support.synthetic_runs import write_run
+from tests.support.synthetic_runs import evaluation_row, write_run
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40
@@ -100,6 +100,12 @@ def test_a_run_that_goes_on_with_other_code_remembers_the_earlier(monkeypatch: p
     assert provenance_of(first) == {"commit": OTHER, "earlier_commits": [HASH]}
     # Of a start before this was written down nothing is known, and that is remembered.
     assert provenance_of({"started_at": 1.0}) == {"commit": OTHER, "earlier_commits": [None]}
+
+
+def test_a_remark_names_a_run_that_was_last_evaluated_before_its_end(tmp_path: Path) -> None:
+    rows = [evaluation_row("cd4", version, {"p": "00", "q": "01"}) for version in (1, 2)]
+    write_run(tmp_path / "a-s1", seed=1, evaluations=rows)
+    assert remarks(gather([tmp_path / "a-s1"])) == ["a-s1 was last evaluated after step 1 of 2"]
 
 
 def test_a_remark_names_runs_that_different_commits_made(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_a_round_of_hard_prompts_with_long_rows_is_cut_to_what_one_call_takes(ca
     buffer = FakeBuffer()
     prompts = long_prompts(40)
     buffer.hard = [(make_hard(prompt_id=f"hard-{prompt.prompt_id}"), prompt) for prompt in prompts]
-    config = make_config()
+    config = make_config(algorithm={"batch_size": 4, "max_reevaluated": 40})
     make_scheduler(config, buffer).poll(config.cadence.reevaluation_interval)
     assert [len(requests) for requests in buffer.rounds.values()] == [23]
     assert "23 of 40 hard prompts are re-evaluated" in caplog.text

@@ -335,12 +335,12 @@ def remarks(compared: Compared) -> list[str]:
 
 
 def _not_after_training(compared: Compared) -> list[str]:
-    """A run that has not ended is compared by its last evaluation."""
+    """A run that has not ended is compared by its last evaluation, if it has one after the base model's."""
     return [
         f"{run.name} was last evaluated after step {last} of {run.config.run.num_steps}"
         for method in compared.methods
         for run in method.runs
-        if (last := max((int(row["version"]) for row in run.evaluations), default=1) - 1) < run.config.run.num_steps
+        if 0 < (last := max((int(row["version"]) for row in run.evaluations), default=1) - 1) < run.config.run.num_steps
     ]
 
 
