@@ -15,6 +15,7 @@ from bapo.analysis.compare.page import write_comparison
 from bapo.cli.app import app
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.synthetic_runs import evaluation_row, result, write_run
 
 
@@ -63,6 +64,7 @@ def test_a_study_is_reported_in_its_own_order_without_its_unfinished_runs(tmp_pa
     write_run(study / "runs" / "plain-s1", preset="grpo", evaluations=rows)
     write_run(study / "runs" / "ours-s1", evaluations=rows)
     write_run(study / "runs" / "never-s1", preset="grpo", status="failed")
+    RunDirectory.create(study / "runs" / "ours-s1-eval-001").update_run(status="finished")  # what `bapo eval` leaves
     compared = gather([study])
     assert [(method.label, method.may_differ) for method in compared.methods] == [
         ("Ours", ()), ("plain", ("learner.epochs",)),

@@ -183,6 +183,9 @@ def _gather_study(folder: Path) -> Compared:
     states = {row["run"]: row for row in Results(folder).read()}
     runs, unfinished = [], []
     for path in sorted((folder / "runs").glob("*/config.toml")):
+        method, _, seed = path.parent.name.rpartition("-s")
+        if method not in file.methods or not seed.isdecimal():
+            continue  # not a run of the study: `bapo eval` writes its results next to the run
         run = RunDirectory.open(path.parent)
         status = str(run.read_run().get("status", "killed"))
         if status == "finished":
