@@ -65,21 +65,21 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
         f"| base model | | {interval(base_accuracy(runs, split))} | | {interval(base_accuracy(runs, cold))} | | | | |",
     ]
     for row in rows:
-        runs = row.method.runs
+        runs, is_reference = row.method.runs, row.method.name == reference
         cells = [
-            row.method.label, str(len(runs)), *_at_budget(row, row.at_budget, reference),
-            *_at_budget(row, row.cold, reference), count(fmean([run.ledger.rollouts for run in runs])),
+            row.method.label, str(len(runs)), *_at_budget(row.at_budget, is_reference),
+            *_at_budget(row.cold, is_reference), count(fmean([run.ledger.rollouts for run in runs])),
             f"{fmean([run.num_updates for run in runs]):.0f}", duration(fmean([run.ledger.train_s for run in runs])),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _at_budget(row: Row, found: AtEqualResponses | str, reference: str) -> tuple[str, str]:
+def _at_budget(found: AtEqualResponses | str, is_reference: bool) -> tuple[str, str]:
     """Accuracy, and the difference to the reference."""
     if isinstance(found, str):
         return "-", "-"
-    return f"{100 * found.method:.1f}", "" if row.method.name == reference else points(found.difference)
+    return f"{100 * found.method:.1f}", "" if is_reference else points(found.difference)
 
 
 def draw(compared: Compared, rows: list[Row], split: str, reference: str) -> None:

@@ -343,7 +343,7 @@ def _not_after_training(compared: Compared) -> list[str]:
         f"{run.name} was last evaluated after step {last} of {run.config.run.num_steps}"
         for method in compared.methods
         for run in method.runs
-        if 0 < (last := max((int(row["version"]) for row in run.evaluations), default=1) - 1) < run.config.run.num_steps
+        if run.evaluations and 0 < (last := int(run.evaluations[-1]["version"]) - 1) < run.config.run.num_steps
     ]
 
 
