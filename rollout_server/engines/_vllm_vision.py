@@ -1,4 +1,4 @@
-"""Prompts with images for vLLM.
+"""Prompts with images for vLLM, and models beside a torchvision of another build.
 
 vLLM gets tokens and preprocessed patches, so its own image processor never runs: engine and learner see the same
 pixels, an image is processed once per group, and the prompt length of a resumed response does not change.
@@ -24,8 +24,6 @@ from bapo.runtime.vision import Patches, VisionModel
 if TYPE_CHECKING:
     from vllm.inputs import MultiModalInput
 
-ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
-MODULE = "vllm.model_executor.models.qwen2_5_vl"
 ARGUMENTS: Mapping[str, Any] = {
     "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
     "mm_processor_cache_gb": 0,  # cache of vLLM's own processor
@@ -33,14 +31,17 @@ ARGUMENTS: Mapping[str, Any] = {
 }
 
 
-def register() -> None:
-    """Register the architecture in this process: vLLM inspects models in a separate process, where a torchvision
-    without its operators cannot be imported."""
+def register(path: str) -> None:
+    """Register the architecture of a model in this process: vLLM inspects models in a separate process, where a
+    torchvision without its operators cannot be imported, and with it no model of transformers."""
     if complete_torchvision() is None:
         return
+    from transformers import AutoConfig
     from vllm import ModelRegistry
 
-    ModelRegistry.register_model(ARCHITECTURE, getattr(importlib.import_module(MODULE), ARCHITECTURE))
+    for name in AutoConfig.from_pretrained(path).architectures or []:
+        if known := ModelRegistry.models.get(name):  # an unknown one: vLLM says so
+            ModelRegistry.register_model(name, known.load_model_cls())
 
 
 def prompt_with_images(

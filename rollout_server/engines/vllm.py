@@ -93,8 +93,7 @@ class VllmEngine:
 
         self._rollout = config.rollout
         self._images = _image_reader(config, image)
-        if self._images is not None:
-            _vllm_vision.register()
+        _vllm_vision.register(config.model.path)
         # LLM_CLASS: its default of max_num_batched_tokens is 8192 or 16384 by GPU, otherwise it would be 2048.
         self._engine: LLMEngine = LLMEngine.from_engine_args(
             EngineArgs(**_engine_args(config, worker_id)), usage_context=UsageContext.LLM_CLASS
