@@ -88,8 +88,9 @@ class Evaluator:
         measured, budgets = self._measured_versions(), self._measured_budgets()
         for row in self._run.read_evaluations():  # from an evaluator before this one
             self._show(row)
+        progress = self._buffer.progress()
+        self._warn_of_missed_base(progress)
         while not is_finished(measured, num_steps):
-            progress = self._buffer.progress()
             target = next_target(
                 progress,
                 measured,
@@ -100,11 +101,21 @@ class Evaluator:
             )
             if target is None:
                 self._sleep(POLL_S)
-                continue
-            self.measure(target)
-            measured.add(target.version)
-            if target.budget is not None:
-                budgets.add(target.budget)
+            else:
+                self.measure(target)
+                measured.add(target.version)
+                if target.budget is not None:
+                    budgets.add(target.budget)
+            progress = self._buffer.progress()
+
+    def _warn_of_missed_base(self, progress: Progress) -> None:
+        """Workers cannot get the first weights again, and every claim of learning needs their accuracy."""
+        names = self._measurements().keys() - self._measured_names("version").get(BASE_VERSION, set())
+        if names and progress.policy_version > BASE_VERSION:
+            log.warning(
+                "the base model was not evaluated on %s before training changed it; start another run to measure it",
+                ", ".join(sorted(names)),
+            )
 
     def _measured_versions(self) -> set[int]:
         """Versions that have a row for every measurement."""

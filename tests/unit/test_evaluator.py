@@ -200,6 +200,16 @@ def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> 
     assert buffer.forgotten == ["easy@41", "hard@41"]
 
 
+def test_what_a_killed_evaluator_did_not_measure_of_the_base_model_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluator, run = make_evaluator(tmp_path, FakeBuffer([Progress(step=41, policy_version=41)]))
+    run.append_evaluation({"split": "easy", "version": 1, "accuracy": 0.5, "num_samples": 2, "rewards": {"p": [0, 1]}})
+    evaluator.run()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "base model" in warning and "hard" in warning and "easy" not in warning
+
+
 def test_what_a_killed_evaluator_had_asked_for_is_deleted_with_the_next_measurement(tmp_path: Path) -> None:
     buffer = FakeBuffer([Progress(step=41, policy_version=41)])
     for label in ("easy@12", "hard@12", "somebody@else", "theirs@7"):
