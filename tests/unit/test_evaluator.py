@@ -207,7 +207,7 @@ def test_what_a_killed_evaluator_did_not_measure_of_the_base_model_is_named(
     run.append_evaluation({"split": "easy", "version": 1, "accuracy": 0.5, "num_samples": 2, "rewards": {"p": [0, 1]}})
     evaluator.run()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "base model" in warning and "hard" in warning and "easy" not in warning
+    assert "base model was not evaluated on hard before" in warning
 
 
 def test_what_a_killed_evaluator_had_asked_for_is_deleted_with_the_next_measurement(tmp_path: Path) -> None:

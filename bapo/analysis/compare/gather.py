@@ -297,10 +297,13 @@ def against(compared: Compared, names: Sequence[str]) -> Compared:
 
 
 def contrasts(compared: Compared) -> tuple[Contrast, ...]:
-    """Each method against each reference; without `--against` also BAPO against DAPO where both are there."""
+    """Each method against each reference, a pair once; without `--against` also BAPO against DAPO."""
     by_name = {method.name: method for method in compared.methods}
     references = [by_name[name] for name in compared.references] or [compared.reference]
-    found = [Contrast(method=m, reference=r) for r in references for m in compared.methods if m.name != r.name]
+    found: list[Contrast] = []
+    for place, reference in enumerate(references):
+        done = [reference.name, *(earlier.name for earlier in references[:place])]
+        found += [Contrast(method=m, reference=reference) for m in compared.methods if m.name not in done]
     if not compared.references and compared.reference.name not in RIVALS and by_name.keys() >= set(RIVALS):
         ours, theirs = (by_name[name] for name in RIVALS)
         found.append(Contrast(method=ours, reference=theirs))

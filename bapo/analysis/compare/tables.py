@@ -157,10 +157,10 @@ def table_equal_responses(compared: Compared) -> Table:
         "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the same number "
         "of training responses: the largest of evaluation.at_responses that both have, or what the cheapest run of the "
         "two methods sampled in all. Each run was measured with the first weights after it, or less than a step away. "
-        "Accuracies are on the common prompts, method : reference. p: of no difference, by Holm's correction over the "
-        "rows of this table."
+        "Accuracies are on the common prompts, method : reference at this number. p: of no difference, by Holm's "
+        "correction over the rows of this table."
     )
-    header = ("method", "against", "split", "difference", "p", "budget", "prompts x seeds", "accuracies")
+    header = ("method", "against", "split", "difference", "p", "prompts x seeds", "accuracies")
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
 
 
@@ -172,10 +172,10 @@ def corrected(found: Sequence[Tested | None]) -> list[str]:
 
 def _equal_cells(found: AtEqualResponses | str, p: str) -> tuple[str, ...]:
     if isinstance(found, str):
-        return (found, DASH, DASH, DASH, DASH)
-    accuracies = f"{percent(found.method)} : {percent(found.reference)}"
+        return (found, DASH, DASH, DASH)
+    accuracies = f"{percent(found.method)} : {percent(found.reference)} at {count(found.budget)}"
     sample = f"{found.num_prompts} x {len(found.seeds)}"
-    return (points(found.difference), p, count(found.budget), sample, accuracies)
+    return (points(found.difference), p, sample, accuracies)
 
 
 def table_pass_at_k(compared: Compared) -> Table:
