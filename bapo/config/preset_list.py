@@ -7,14 +7,13 @@ from itertools import takewhile
 from bapo.config.layers import PRESETS
 
 PRESET_GROUPS = {
-    "Start here": ("grpo", "dapo", "bapo-v1", "bapo"),
+    "Start here": ("bapo-reuse", "grpo", "dapo", "bapo-v1", "bapo"),
     "BAPO: the paper's variants, ablations and released code": (
         "bapo-mini", "bapo-without-x2", "bapo-without-x3", "bapo-fixed-low", "bapo-fixed-high", "bapo-gaussian",
         "bapo-gaussian-quota", "bapo-uniform", "bapo-inverted", "bapo-official", "bapo-official-thresholds", "ba-ppo",
     ),
     "BAPO: additional variants": (
-        "bapo-reuse", "bapo-current-baseline", "pilot-commit",
-        "bapo-balanced-clip",
+        "bapo-current-baseline", "pilot-commit", "bapo-balanced-clip",
     ),
     "On-policy losses": (
         "grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo", "tempo", "pass-k",

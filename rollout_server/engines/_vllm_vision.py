@@ -1,4 +1,4 @@
-"""Prompts with images for vLLM, and models beside a torchvision of another build.
+"""Prompts with images for vLLM, and models next to a torchvision of another build.
 
 vLLM gets tokens and preprocessed patches, so its own image processor never runs: engine and learner see the same
 pixels, an image is processed once per group, and the prompt length of a resumed response does not change.

@@ -51,7 +51,7 @@ def test_init_writes_a_file_that_loads_with_the_columns_and_sizes_of_the_data(fo
     assert (config.preset, config.model.path, config.task.name) == ("grpo", "model", "dataset")
     assert config.task.options["prompt_column"] == "question"
     assert "answer_column" not in config.task.options  # recognized by itself
-    assert (config.algorithm.batch_size, config.learner.minibatch_size) == (12, 6)
+    assert (config.algorithm.batch_size, config.learner.minibatch_size) == (12, 3)  # a quarter, as in the preset
     text = (folder / "run.toml").read_text()
     assert len(text.splitlines()) <= 38
     assert tomllib.loads(text)["checkpoint"]["every"] == 10

@@ -24,8 +24,10 @@ from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import try_first
 from bapo.tasks.registry import load_task
 
-BATCH_SIZE = 32
-"""Prompts per step, unless the data has fewer."""
+NUM_RESPONSES = 256
+"""Per step, unless the data has too few prompts."""
+MAX_PROMPTS = 64
+"""Rows that are read."""
 MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "response", "output")
 REWARD_CALLS = {"trl": "called with all responses to a prompt"}
 """Prefix of a reward -> when it is called; the others: for each response."""
@@ -43,7 +45,7 @@ class Data:
     is_text: bool = True
     """Whether prompts are text rather than lists of messages."""
     num_rows: int | None = None
-    """Number of rows, up to a batch; None: not read."""
+    """Number of rows, up to MAX_PROMPTS; None: not read."""
 
 
 def init(
@@ -61,7 +63,7 @@ def init(
     held_out: Annotated[
         str | None, typer.Option("--held-out", metavar="FILE", help="Evaluation data, like --data.")
     ] = None,
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The method, such as grpo or bapo.")] = "bapo",
+    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The method, such as grpo.")] = "bapo-reuse",
     prompt_column: Annotated[str | None, typer.Option(help="Column of the prompts; default: detected.")] = None,
     answer_column: Annotated[str | None, typer.Option(help="Column of the answers; default: detected.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path("run.toml"),
@@ -112,7 +114,7 @@ def inspect_data(source: str, prompt_column: str | None, answer_column: str | No
     """
     if not is_file(source):
         return Data(prompt_column=prompt_column or "prompt", answer_column=answer_column)
-    rows = list(islice(read_rows(source), BATCH_SIZE))
+    rows = list(islice(read_rows(source), MAX_PROMPTS))
     if not rows:
         raise ConfigError(f"dataset {source} has no rows")
     prompt = _column(rows[0], prompt_column, PROMPT_COLUMNS, "prompt")
@@ -162,7 +164,10 @@ def run_toml(
     model: str, data: str, reward: str | None, held_out: str | None, preset: str, found: Data, output: Path
 ) -> str:
     """Content of the file: about 25 lines, with a comment on each setting."""
-    batch_size = min(BATCH_SIZE, found.num_rows or BATCH_SIZE)
+    method = load_config([preset], [])
+    group_size = method.algorithm.group_size
+    batch_size = min(NUM_RESPONSES // group_size, found.num_rows or MAX_PROMPTS)
+    updates = max(1, method.algorithm.batch_size // method.learner.minibatch_size)
     num_gpus = num_gpu_files()
     prompt_tokens, response_tokens = _lengths(model)
     rows = [
@@ -190,7 +195,7 @@ def run_toml(
         "",
         "[algorithm]",
         (f"batch_size = {batch_size}", "prompts per step"),
-        ("group_size = 8", "responses per prompt"),
+        (f"group_size = {group_size}", "responses per prompt"),
         "",
         "[rollout]",
         ("num_workers = 1", "inference engines; one per GPU"),
@@ -200,7 +205,7 @@ def run_toml(
         "",
         "[learner]",
         ("lr = 1e-6", "use 1e-5 to 1e-4 for small models"),
-        (f"minibatch_size = {max(1, batch_size // 2)}", "prompts per update"),
+        (f"minibatch_size = {max(1, batch_size // updates)}", "prompts per update"),
         "",
         "[checkpoint]",
         ("every = 10", "steps between checkpoints: what a stopped run repeats at most"),
