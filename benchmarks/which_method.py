@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import matplotlib as mpl
 
@@ -19,7 +20,7 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 from bapo.analysis.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy
-from bapo.analysis.compare.gather import Compared, Method, gather
+from bapo.analysis.compare.gather import Compared, Measured, Method, code_of, gather
 from bapo.analysis.compare.tables import interval, points
 from bapo.core.text import count, duration
 
@@ -58,6 +59,7 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
     budget = next((count(row.at_budget.budget) for row in rows if not isinstance(row.at_budget, str)), "equal")
     label = next(row.method.label for row in rows if row.method.name == reference)
     temperature = cold.rpartition("@")[2]
+    newest = code_of(max((run.directory.read_run() for run in runs), key=lambda fields: float(fields["started_at"])))
     lines = [
         f"| method | seeds | at {budget} responses, T = 1 | to {label} | T = {temperature} | to {label} | "
         "responses | updates | learner time |",
@@ -69,10 +71,16 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
         cells = [
             row.method.label, str(len(runs)), *_at_budget(row.at_budget, is_reference),
             *_at_budget(row.cold, is_reference), count(fmean([run.ledger.rollouts for run in runs])),
-            f"{fmean([run.num_updates for run in runs]):.0f}", duration(fmean([run.ledger.train_s for run in runs])),
+            f"{fmean([run.num_updates for run in runs]):.0f}", _learner_time(runs, newest),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _learner_time(runs: Sequence[Measured], code: str) -> str:
+    """Median over the runs of this code: a study may take several days, on machines of different speed."""
+    seconds = [run.ledger.train_s for run in runs if code_of(run.directory.read_run()) == code]
+    return duration(median(seconds)) if seconds else "-"
 
 
 def _at_budget(found: AtEqualResponses | str, is_reference: bool) -> tuple[str, str]:
