@@ -62,25 +62,29 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
     newest = code_of(max((run.directory.read_run() for run in runs), key=lambda fields: float(fields["started_at"])))
     lines = [
         f"| method | seeds | at {budget} responses, T = 1 | to {label} | T = {temperature} | to {label} | "
-        "responses | updates | learner time |",
-        "|---|---|---|---|---|---|---|---|---|",
-        f"| base model | | {interval(base_accuracy(runs, split))} | | {interval(base_accuracy(runs, cold))} | | | | |",
+        "responses | updates | time of all steps | of updates |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| base model | | {interval(base_accuracy(runs, split))} | | {interval(base_accuracy(runs, cold))} | {'| ' * 5}",
     ]
     for row in rows:
         runs, is_reference = row.method.runs, row.method.name == reference
         cells = [
             row.method.label, str(len(runs)), *_at_budget(row.at_budget, is_reference),
             *_at_budget(row.cold, is_reference), count(fmean([run.ledger.rollouts for run in runs])),
-            f"{fmean([run.num_updates for run in runs]):.0f}", _learner_time(runs, newest),
+            f"{fmean([run.num_updates for run in runs]):.0f}", *_times(runs, newest),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _learner_time(runs: Sequence[Measured], code: str) -> str:
-    """Median over the runs of this code: a study may take several days, on machines of different speed."""
-    seconds = [run.ledger.train_s for run in runs if code_of(run.directory.read_run()) == code]
-    return duration(median(seconds)) if seconds else "-"
+def _times(runs: Sequence[Measured], code: str) -> tuple[str, str]:
+    """Of all steps, waits included, and of their updates with pi_prox: medians over the runs of this code. A study may
+    take several days, on machines of different speed."""
+    timed = [run for run in runs if code_of(run.directory.read_run()) == code]
+    if not timed:
+        return "-", "-"
+    updates = [sum((row["prox_s"] or 0) + row["update_s"] for row in run.directory.read_metrics()) for run in timed]
+    return duration(median(run.ledger.train_s for run in timed)), duration(median(updates))
 
 
 def _at_budget(found: AtEqualResponses | str, is_reference: bool) -> tuple[str, str]:
