@@ -59,12 +59,13 @@ def markdown(compared: Compared, rows: list[Row], split: str, reference: str) ->
     budget = next((count(row.at_budget.budget) for row in rows if not isinstance(row.at_budget, str)), "equal")
     label = next(row.method.label for row in rows if row.method.name == reference)
     temperature = cold.rpartition("@")[2]
+    base, cold_base = (interval(base_accuracy(runs, name)) for name in (split, cold))
     newest = code_of(max((run.directory.read_run() for run in runs), key=lambda fields: float(fields["started_at"])))
     lines = [
         f"| method | seeds | at {budget} responses, T = 1 | to {label} | T = {temperature} | to {label} | "
         "responses | updates | time of all steps | of updates |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        f"| base model | | {interval(base_accuracy(runs, split))} | | {interval(base_accuracy(runs, cold))} | {'| ' * 5}",
+        f"| base model | | {base} | | {cold_base} | | | | | |",
     ]
     for row in rows:
         runs, is_reference = row.method.runs, row.method.name == reference
