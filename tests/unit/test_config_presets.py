@@ -118,7 +118,8 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
     "bapo-reuse": (
         "bapo-v1",
         {"algorithm.batch_size": 512, "algorithm.group_size": 4, "algorithm.use_x2": False,
-         "algorithm.x3_policy": "youngest", "algorithm.high_window": 1},
+         "algorithm.x3_policy": "youngest", "algorithm.high_window": 1, "rollout.max_groups_in_flight": 64,
+         "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
     ),
     "bapo-current-baseline": ("bapo-reuse", {"loss.x3_baseline": "current"}),
     "popo": ("bapo-v1", {"algorithm.use_x2": False, "algorithm.x3_policy": "youngest"}),
