@@ -26,7 +26,7 @@ from bapo.core.text import count, duration
 
 PAGE, PICTURE = Path("docs/which_method.md"), Path("docs/images/results.png")
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
-COLORS = {"base": "#999999", "other": "#0072B2", "reference": "#56B4E9"}
+COLORS = {"reference": "#999999", "most": "#0072B2", "fewer": "#56B4E9"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,23 +96,24 @@ def _at_budget(found: AtEqualResponses | str, is_reference: bool) -> tuple[str, 
 
 
 def draw(compared: Compared, rows: list[Row], split: str, reference: str) -> None:
-    """Accuracy at equal responses, methods sorted; the difference to the reference with its interval in words."""
-    runs = [run for method in compared.methods for run in method.runs]
-    known = [(row, row.at_budget) for row in rows if not isinstance(row.at_budget, str)]
-    known.sort(key=lambda pair: pair[1].method)
-    base = base_accuracy(runs, split)
-    figure, axis = plt.subplots(figsize=(7.2, 0.34 * len(known) + 1.1), constrained_layout=True)
-    for place, (row, found) in enumerate(known):
-        color = COLORS["reference" if row.method.name == reference else "other"]
-        axis.barh(place, 100 * found.method, color=color, height=0.65)
-        axis.text(0.5, place, f"{100 * found.method:.1f}", va="center", color="white", fontsize=8)
-        change = "" if row.method.name == reference else points(found.difference)
-        axis.text(100 * found.method + 0.4, place, change, va="center", fontsize=7)
-    if base is not None:
-        axis.axvline(100 * base.mean, color=COLORS["base"], linestyle="--", linewidth=1)
-        axis.text(100 * base.mean, len(known) - 0.3, "base model", color=COLORS["base"], fontsize=8, ha="center")
-    axis.set_yticks(range(len(known)), [row.method.label for row, _ in known], fontsize=9)
-    axis.set_xlabel(f"held-out accuracy on {split} after {count(known[0][1].budget)} training responses, %")
+    """Paired differences to the reference at equal responses with their intervals, methods sorted."""
+    label = next(row.method.label for row in rows if row.method.name == reference)
+    known = [(row.method, row.at_budget) for row in rows if not isinstance(row.at_budget, str)]
+    known = sorted((pair for pair in known if pair[0].name != reference), key=lambda pair: pair[1].difference.mean)
+    most = max(len(found.seeds) for _, found in known)
+    figure, axis = plt.subplots(figsize=(7.2, 0.23 * len(known) + 0.9), constrained_layout=True)
+    for place, (_, found) in enumerate(known):
+        change = found.difference
+        around = [[change.mean - change.low], [change.high - change.mean]]
+        color = COLORS["most" if len(found.seeds) == most else "fewer"]
+        axis.errorbar(100 * change.mean, place, xerr=[[100 * part[0]] for part in around], fmt="o", color=color, ms=4)
+    axis.axvline(0, color=COLORS["reference"], linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(known)), [f"{method.label} ({len(found.seeds)})" for method, found in known], fontsize=8)
+    axis.set_xlabel(
+        f"accuracy on held-out {split} after {count(known[0][1].budget)} training responses: points to {label}\n"
+        "95 % intervals over seeds (number in brackets) and prompts",
+        fontsize=8,
+    )
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(PICTURE, dpi=150)
 
