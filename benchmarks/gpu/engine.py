@@ -24,20 +24,25 @@ from rollout_server.engines.base import SampledGroup
 GOAL_RATIO = 0.95
 GOAL_UPDATE_S = 1.0
 CANARY = list(range(4, 24))
-LIMIT_RMS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Root mean square of the difference between engine and learner, nats."""
+LIMIT_RMS = {"float32": 1e-3, "bfloat16": 0.25}
+"""Root mean square of the difference between engine and learner, nats. With 28 layers of these weights, transformers'
+bfloat16 differs from float64 by 0.13: two implementations that round independently differ by 0.18."""
 
 
-def engine(findings: Findings, device: str, *, model: str, tiny: bool) -> None:
+def engine(
+    findings: Findings, device: str, *, model: str, tiny: bool, engine_options: dict[str, Any] | None = None
+) -> None:
     """Two versions of random weights: start with the first, update to the second while responses are in flight."""
     if vllm_build() is None:
         raise SkippedError("vLLM is not installed")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=complete_torchvision) as learner:  # process groups of its own
-        _measure(findings, learner, device, model, tiny=tiny)
+        _measure(findings, learner, device, model, engine_options or {}, tiny=tiny)
 
 
-def _measure(findings: Findings, learner: Executor, device: str, model: str, *, tiny: bool) -> None:
+def _measure(
+    findings: Findings, learner: Executor, device: str, model: str, engine_options: dict[str, Any], *, tiny: bool
+) -> None:
     groups, longest = (4, 24) if tiny else (32, 1024)
     dtype, files = learner.submit(write_versions, findings.work, device, model).result()
     config = Config.model_validate({
@@ -45,7 +50,7 @@ def _measure(findings: Findings, learner: Executor, device: str, model: str, *, 
         "rollout": {
             "max_groups_in_flight": groups, "max_response_tokens": longest, "max_prompt_tokens": 32,
             # The learner measures its log-probs on the same GPU afterwards.
-            "engine_options": {} if dtype == "float32" else {"gpu_memory_utilization": 0.6},
+            "engine_options": engine_options | ({} if dtype == "float32" else {"gpu_memory_utilization": 0.6}),
         },
     })  # fmt: skip
     from rollout_server.engines import vllm
@@ -66,10 +71,6 @@ def _measure(findings: Findings, learner: Executor, device: str, model: str, *, 
     versions = {(int(low), int(high)) for group in crossing for low, high in group.versions}
     findings.add(versions_in_flight=sorted(versions))
     second = _sample(sampler, requests_of(prompts[:4], size, "second"))
-    for version, sampled in ((1, first), (2, second)):
-        error = learner.submit(parity, findings.work / f"v{version}", device, dtype, sampled).result()
-        findings.add(**{f"v{version}_logprob_max": error["max"]})
-        findings.require(f"v{version}_logprob_rms", error["rms"], at_most=LIMIT_RMS[dtype])
     flags = argparse.Namespace(
         model=str(findings.work / "v1"), groups=groups, max_tokens=longest, rounds=1 if tiny else 2
     )
@@ -80,6 +81,10 @@ def _measure(findings: Findings, learner: Executor, device: str, model: str, *, 
         findings.add(ratio=result["ratio"])
     else:
         findings.goal("ratio", result["ratio"], at_least=GOAL_RATIO)
+    for version, sampled in ((1, first), (2, second)):  # last: what is required must not cost the figures above
+        error = learner.submit(parity, findings.work / f"v{version}", device, dtype, sampled).result()
+        findings.add(**{f"v{version}_logprob_max": error["max"]})
+        findings.require(f"v{version}_logprob_rms", error["rms"], at_most=LIMIT_RMS[dtype])
 
 
 def _sample(sampler: Any, requests: list[Any]) -> list[SampledGroup]:

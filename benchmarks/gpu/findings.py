@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ class Findings:
         """A goal without which the figures mean nothing. Raises: ValueError if it is missed."""
         if not self.goal(name, value, at_least=at_least, at_most=at_most):
             raise ValueError(f"{name} is {rounded(value)}, required {self.goals[name]['limit']}")
+
+    def keep(self, file: Path) -> None:
+        """Copy a file of `work`, which is deleted, next to result.json, if it is there."""
+        if file.exists():
+            shutil.copyfile(file, self._path.with_name(f"{self._path.stem}-{file.name}"))
 
     def add_distributions(self) -> None:
         """Record which installed packages this process has imported: `pack` carries those that a machine lacks."""

@@ -159,9 +159,8 @@ def _updates(findings: Findings, config: Any, shape: Shape, world: World, *, is_
         config=config, policy=policy, reference=None, world=world, stop=StopFlag(), run_path=findings.work
     )
     findings.add(load_s=time.perf_counter() - start)
-    batch = make_batch(
-        4, shape.vocab, prompt=min(512, shape.longest // 4), shortest=shape.longest // 2, longest=shape.longest
-    )
+    lengths = {"prompt": min(512, shape.longest // 4), "shortest": shape.longest // 2, "longest": shape.longest}
+    batch = make_batch(4, shape.vocab, **lengths)
     updater.run(batch)
     wait(world)
     start = time.perf_counter()
@@ -181,7 +180,8 @@ def _updates(findings: Findings, config: Any, shape: Shape, world: World, *, is_
     else:
         findings.add(mfu=use.mfu)
     if world.device.type == "cuda":
-        findings.add(kernels=_kernels(lambda: updater.run(batch)))
+        group = make_batch(1, shape.vocab, **lengths)  # the events of a whole batch take minutes to sum up
+        findings.add(kernels=_kernels(lambda: updater.run(group)))
 
 
 def _kernels(action: Callable[[], Any]) -> list[tuple[str, float]]:

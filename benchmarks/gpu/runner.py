@@ -70,6 +70,10 @@ def items(size: str) -> list[Item]:
             )
             for name, learner in VARIANTS.items()
         ),
+        Item(
+            name="engine-0.6B-eager", stage="engine", limit_s=420, action=HERE + "engine:engine",
+            options={"model": "0.6B", "tiny": False, "engine_options": {"enforce_eager": True}},
+        ),
         *_whole(tiny=False),
     ]  # fmt: skip
 

@@ -62,6 +62,7 @@ def demo(findings: Findings, device: str, *, tiny: bool) -> None:
         code = process.wait()
     finally:
         _end(process)
+        findings.keep(run.path / "metrics.jsonl")
     rows = run.read_metrics()
     findings.add(
         total_s=time.perf_counter() - started,

@@ -53,6 +53,8 @@ EVERYWHERE: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
+    # It cannot return processed log-probs, so it would only be compiled (by nvcc) and never be used.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 ON_CPUS: Mapping[str, str] = {
     # Otherwise vLLM compiles its sampler in the first batch, for 18 s.
