@@ -5,14 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.full.chaos.invariants import violations
 from tests.full.chaos.stage import Stage
 from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
 from tests.support.small_disk import fill
-
-pytestmark = [pytest.mark.long]
 
 END_S = 60.0
 
