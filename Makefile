@@ -37,7 +37,7 @@ WORKERS ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 FAST_TIERS := tests/unit tests/contract tests/process tests/smoke
 
-test: setup ## what everybody runs: at most 8 minutes on two idle cores; says what it left out
+test: setup ## what everybody runs: 6 to 10 minutes on two idle cores; says what it left out
 	$(PYTEST) $(FAST_TIERS)
 
 # torchvision in a folder of its own: it is optional, and `make test` shows that everything else works without it.
