@@ -77,6 +77,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _pack_command(args: argparse.Namespace) -> None:
+    if args.out.exists():
+        raise PackError(f"{args.out} exists: delete it, or choose another folder with --out")
     imported = [name for path in args.result for name in imported_by(path)]
     lines = wanted([*imported, *args.also], args.have.read_text(), pins(), args.without)
     print(f"{len(lines)} packages: {' '.join(lines)}")
@@ -86,6 +88,8 @@ def _pack_command(args: argparse.Namespace) -> None:
         ready.mkdir()
         for wheel in sorted(wheels.glob("*.whl")):
             is_large = args.slim and wheel.name.startswith(("vllm-", "ray-"))
+            if is_large:
+                print(f"{wheel.name}: removing what is not needed, and compressing, for minutes", flush=True)
             (ready / wheel.name).write_bytes(slimmed(wheel) if is_large else wheel.read_bytes())
         for part in pack(sorted(ready.iterdir()), args.out, int(args.limit_mb * MB), args.parts):
             print(f"{part}: {sum(file.stat().st_size for file in part.iterdir()) / MB:.1f} MB")
@@ -130,7 +134,7 @@ def download(lines: Sequence[str], python: str, folder: Path) -> Path:
 def slimmed(wheel: Path) -> bytes:
     """The wheel without the files of `SLIM`, and with a RECORD that does not name them; LZMA saves a third."""
     content = io.BytesIO()
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as new:
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(content, "w") as new:
         kept = [name for name in old.namelist() if not any(fnmatch(name, pattern) for pattern in SLIM)]
         for name in kept:
             data = old.read(name)

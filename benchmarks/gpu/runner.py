@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bapo.runtime.process import dying_with_parent
 from benchmarks.gpu.findings import Findings, SkippedError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -137,8 +138,9 @@ def run_item(item: Item, device: str, out: Path, limit_s: float) -> dict[str, An
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as work, log.open("wb") as output:
         command += ["--work", work, "--options", json.dumps({"action": item.action, "options": item.options})]
         child = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=dying_with_parent(signal.SIGTERM),  # or an item would keep the GPU, with no time limit
+        )  # fmt: skip
         try:
             code: int | None = child.wait(limit_s)
         except subprocess.TimeoutExpired:

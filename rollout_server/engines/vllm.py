@@ -53,7 +53,7 @@ EVERYWHERE: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
-    # It cannot return processed log-probs, so it would only be compiled (by nvcc) and never be used.
+    # It cannot return processed log-probs, so vLLM would import it, and ask for a compiler, but never use it.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 ON_CPUS: Mapping[str, str] = {

@@ -1,8 +1,9 @@
-"""The table of the learner's peak memory: a line through small models, and what the page says. 40 s of tracing."""
+"""The sums of the learner's peak memory: a line through small models, a GPU, and what the page says. A minute."""
 
 from __future__ import annotations
 
 import pytest
+from transformers import Qwen3Config
 
 from benchmarks.learner_peak import GIB, PAGE, RANKS, SHAPES, Shape, peak_bytes, traced_bytes
 
@@ -10,6 +11,20 @@ from benchmarks.learner_peak import GIB, PAGE, RANKS, SHAPES, Shape, peak_bytes,
 def test_the_peak_is_a_straight_line_in_the_number_of_layers() -> None:
     few, more, most = (traced_bytes(SHAPES[0], layers, 8, recompute=True, tokens=8192) for layers in (2, 4, 10))
     assert few + (more - few) * 4 == pytest.approx(most, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "mlp", "heads", "measured_gb"),
+    [("Qwen3-1.7B", 28, 2048, 6144, 16, 34.84), ("Qwen3-4B", 36, 2560, 9728, 32, 73.8)],
+)
+def test_a_single_rank_needs_what_an_h200_reported(
+    name: str, layers: int, width: int, mlp: int, heads: int, measured_gb: float
+) -> None:
+    """`torch.cuda.max_memory_allocated` after three updates of up to 8,192 tokens per response, docs/gpus.md."""
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": mlp, "num_attention_heads": heads}
+    others = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True}
+    shape = Shape(name, Qwen3Config, {**sizes, **others, "max_position_embeddings": 32_768})
+    assert peak_bytes(shape, 1) / 1e9 == pytest.approx(measured_gb, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import zipfile
@@ -9,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.pack import DIGESTS, PackError, checked, imported_by, normal, pack, pins, slimmed, wanted
+from benchmarks.gpu.pack import (
+    DIGESTS,
+    PackError,
+    add_commands,
+    checked,
+    imported_by,
+    main,
+    normal,
+    pack,
+    pins,
+    slimmed,
+    wanted,
+)
 
 PINNED = {"msgspec": "msgspec==0.22.0", "redis": "redis==8.2.0", "vllm": "vllm==0.32.0", "torch": "torch==2.13.0"}
 
@@ -78,3 +91,13 @@ def test_a_slim_wheel_has_neither_the_kernels_nor_their_lines_in_its_record(tmp_
     with zipfile.ZipFile(io.BytesIO(slimmed(wheel))) as slim:
         assert slim.namelist() == [*names[:2], record]
         assert slim.read(record).decode() == "".join(f"{name},sha256=x,1\n" for name in names[:2]) + f"{record},,\n"
+
+
+def test_an_earlier_pack_is_not_mixed_with_a_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers(dest="command"))
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "have.txt").write_text("")
+    asked = ["pack", "--have", str(tmp_path / "have.txt"), "--out", str(tmp_path / "pack")]
+    assert main(parser.parse_args(asked)) == 1
+    assert f"error: {tmp_path / 'pack'} exists: delete it" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
             time.sleep(0.1)
         assert stage.exit_code == 3, stage.last_words
         assert "No space left on device" in stage.last_words or "cannot write to its disk" in stage.last_words
-        assert "bapo train --resume" in stage.last_words
+        assert f"bapo train --resume {stage.run.path}" in stage.last_words
 
         filler.unlink()
         stage.start(resume=True)
