@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -25,14 +23,6 @@ from tests.support.tiny_model import write_tiny_model
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
 """Nats per token, of log-probs of about -7. Found here: 0.12 and 0.024; under autocast, with a residual stream in
 float32, it was 0.12 and 0.021."""
-
-
-@pytest.fixture(autouse=True)
-def no_group_is_left() -> Iterator[None]:
-    """One rank in bfloat16 makes a process group of its own."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def rough_policy(model_path: Path) -> Policy:

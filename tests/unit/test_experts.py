@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -26,14 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("experts") / "model"
     write_tiny_experts(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def no_group_is_left() -> Iterator[None]:
-    """One rank in bfloat16 makes a process group of its own."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
