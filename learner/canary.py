@@ -16,7 +16,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
 from bapo.core.types import Canary
-from bapo.runtime.vision import written
+from bapo.tasks.prompt_tokens import prompt_token_ids
 from bapo.tasks.registry import load_task
 from learner.distributed.sharding import reshard
 from learner.model.policy import Policy, sequence_microbatch
@@ -51,8 +51,11 @@ def canary_tokens(config: Config, known: Sequence[int]) -> tuple[int, ...]:
 def _of_the_task(config: Config, known: frozenset[int]) -> list[int]:
     """Raises: BapoError, OSError, ValueError."""
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-    text = "".join(written(prompt) + (task.gold(prompt) or "") for prompt in task.prompts("train")[:1])
-    encoded = AutoTokenizer.from_pretrained(config.model.path).encode(text)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    encoded: list[int] = []
+    for prompt in task.prompts("train")[:1]:
+        encoded += prompt_token_ids(tokenizer, prompt)
+        encoded += tokenizer.encode(task.gold(prompt) or "", add_special_tokens=False)
     return [token for token in encoded if token in known]
 
 

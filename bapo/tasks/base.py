@@ -94,8 +94,11 @@ class HasImages(Protocol):
         ...
 
 
-ROW, MESSAGES = "_row", "_messages"
-"""Reserved keys of `Prompt.answer`: the prompt's position in its file and its original conversation."""
+ROW, MESSAGES, TEMPLATED = "_row", "_messages", "_templated"
+"""Reserved keys of `Prompt.answer`: the prompt's position in its file, its original conversation, and whether a chat
+template wrote its text. None of them changes the prompt's id."""
+RESERVED = frozenset({ROW, MESSAGES, TEMPLATED})
+ASSISTANT = "assistant"
 
 
 def make_prompt(
@@ -105,6 +108,7 @@ def make_prompt(
     *,
     extra: Mapping[str, Any] | None = None,
     images: Sequence[str] = (),
+    templated: bool | None = None,
 ) -> Prompt:
     """Create a prompt whose id is the hash of its content, so that it is stable across epochs and runs (eq. 4).
 
@@ -112,12 +116,15 @@ def make_prompt(
         extra: columns for the reward that do not change the prompt: stored in `answer`, excluded from the id.
         images: digests of its images, one per `<image>` in the text, in order; the task provides the files
             (`HasImages`).
+        templated: whether `text` has all special tokens already, as a chat template writes them: then the tokenizer
+            adds none. None: it is text, unless it has the conversation that it was written from.
     Raises: ConfigError if it cannot be serialized: an integer beyond 64 bits, a lone surrogate, an answer nested deeper
         than 32 levels, more than 896 KiB in total; or if the number of images is not that of `<image>`.
     """
     content = json.dumps([task, text, answer, *([images] if images else [])], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
-    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(extra or {}), **answer}, images=tuple(images))
+    known = {**(extra or {}), **({} if templated is None else {TEMPLATED: templated}), **answer}
+    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer=known, images=tuple(images))
     if images and text.count(IMAGE) != len(images):
         raise ConfigError(
             f"the prompt {text[:80]!r} of task {task!r} has {text.count(IMAGE)} {IMAGE} for {len(images)} images; "
@@ -132,9 +139,30 @@ def make_prompt(
 
 def columns_of(prompt: Prompt) -> dict[str, Any]:
     """Keyword arguments available to a reward function: `answer` and the other columns that the dataset keeps."""
-    return {name: value for name, value in prompt.answer.items() if name not in (ROW, MESSAGES)}
+    return {name: value for name, value in prompt.answer.items() if name not in RESERVED}
 
 
 def conversation_of(prompt: Prompt) -> list[Mapping[str, str]] | None:
     """The messages that the prompt was rendered from; None for a text prompt."""
     return cast("list[Mapping[str, str]] | None", prompt.answer.get(MESSAGES))
+
+
+def is_templated(prompt: Prompt) -> bool:
+    """Whether the text has all special tokens already. Prompts of earlier versions do not say: a conversation was."""
+    return bool(prompt.answer.get(TEMPLATED, MESSAGES in prompt.answer))
+
+
+def beginning_of(prompt: Prompt) -> str:
+    """The beginning of the assistant's message which the prompt ends with, and a response continues; usually empty."""
+    messages = conversation_of(prompt)
+    if not messages or messages[-1]["role"] != ASSISTANT:
+        return ""
+    content = messages[-1]["content"]
+    # Some templates strip messages; prompts of earlier versions closed this message and opened another.
+    return next((text for text in (content, content.strip()) if prompt.text.endswith(text)), "")
+
+
+def whole_responses(prompt: Prompt, texts: Sequence[str]) -> list[str]:
+    """[G] responses as rewards and readers see them: each with the beginning of its message."""
+    beginning = beginning_of(prompt)
+    return [beginning + text for text in texts]

@@ -338,9 +338,9 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
             f"{row.where}: column {asked!r} is missing or null; the row has {list(row.values)}. "
             "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
         )
-    value = columns.asked(row.get(asked))
+    value, templated = columns.asked(row.get(asked)), None
     if isinstance(value, list):
-        text = write(row, value)
+        text, templated = write(row, value), write.by_template
         extra[MESSAGES] = value
     else:
         text = value
@@ -358,7 +358,9 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
         )
     _check_json(row, extra | answer)
     try:
-        return make_prompt(columns.task, text, answer, extra=extra | {ROW: row.where}, images=images)
+        return make_prompt(
+            columns.task, text, answer, extra=extra | {ROW: row.where}, images=images, templated=templated
+        )
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
 
@@ -391,6 +393,11 @@ class Conversations:
             return self._template(messages)
         except ConfigError as error:
             raise ConfigError(f"{row.where}: {error}") from error
+
+    @property
+    def by_template(self) -> bool:
+        """Whether the model's chat template writes them; else `message_format`."""
+        return self._template is not None
 
     @cached_property
     def _template(self) -> Render | None:

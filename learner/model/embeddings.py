@@ -18,9 +18,11 @@ from transformers import AutoModel, AutoTokenizer
 from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt
 from bapo.runtime.process import Flags, run_process
 from bapo.runtime.run_directory.embeddings import embeddings_path, write_embeddings
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.tasks.prompt_tokens import prompt_token_ids
 from bapo.tasks.registry import load_task
 from learner.distributed.world import pick_device
 
@@ -42,21 +44,21 @@ def make_embeddings(config: Config, run: RunDirectory) -> None:
             f"algorithm.selector = {config.algorithm.selector}: embeddings are computed from text, and prompts have "
             "images; choose another selector, or set selector.embeddings to a file of your own"
         )
-    embeddings = embed(config.model.path, [prompt.text for prompt in prompts], pick_device(config.learner.device))
+    embeddings = embed(config.model.path, prompts, pick_device(config.learner.device))
     write_embeddings(path, [prompt.prompt_id for prompt in prompts], embeddings)
     log.info("embedded %d prompts in %d dimensions: %s", *embeddings.shape, path)
 
 
 @torch.inference_mode()
-def embed(model_path: str, texts: Sequence[str], device: torch.device) -> NDArray[np.float32]:
-    """[N, D] mean last hidden state over the tokens of each text. Raises: ConfigError if the model cannot be loaded."""
+def embed(model_path: str, prompts: Sequence[Prompt], device: torch.device) -> NDArray[np.float32]:
+    """[N, D] mean last hidden state over the tokens of each prompt. Raises: ConfigError if the model does not load."""
     try:
         model: Any = AutoModel.from_pretrained(model_path, dtype=torch.float32).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(model_path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path={model_path}: cannot embed prompts with it: {error}") from error
-    encoded = [tokenizer.encode(text) for text in texts]
-    # Similar lengths together, to reduce padding; the result is in the order of the texts.
+    encoded = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
+    # Similar lengths together, to reduce padding; the result is in the order of the prompts.
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     found = np.empty((len(encoded), model.config.hidden_size), dtype=np.float32)
     for first in range(0, len(order), PROMPTS_AT_ONCE):

@@ -32,9 +32,10 @@ from bapo.core.errors import ConfigError, ContractError
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Prompt, RolloutRequest
 from bapo.runtime.machine import VLLM_FOR_GPUS, parallelism_problem, vllm_build
-from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts, round_trips
+from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts
 from bapo.runtime.torchvision_build import complete_torchvision
-from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model, written
+from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model
+from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids, round_trips_of
 from rollout_server.engines import _vllm_vision
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup, no_image
 
@@ -146,11 +147,12 @@ class VllmEngine:
 
     def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
         """Raises: ConfigError if most prompts change when encoded and decoded, or one is too long with its images."""
-        found = round_trips([written(prompt) for prompt in prompts], self._round_trip)
+        found = round_trips_of(self._tokenizer, prompts)
         if found.is_wrong:
             raise ConfigError(found.complaint)
-        if found.num_changed:
-            log.warning("%s", found.complaint)
+        for complaint in (found.complaint if found.num_changed else "", ended_prompts(self._tokenizer, prompts)):
+            if complaint:
+                log.warning("%s", complaint)
         images = None if self._images is None else ImageReader(self._images.model, image)
         try:
             for prompt in prompts:
@@ -294,7 +296,7 @@ class VllmEngine:
 
     def _encode_prompt(self, prompt: Prompt, images: ImageReader | None) -> list[int]:
         """Token ids, including those of images. Raises: ContractError."""
-        token_ids = self._encode(written(prompt))
+        token_ids = prompt_token_ids(self._tokenizer, prompt)
         if images is not None:
             return images.model.expanded(token_ids, images.of_prompt(prompt))
         if prompt.images:
@@ -303,18 +305,6 @@ class VllmEngine:
                 "vision-language model"
             )
         return token_ids
-
-    def _encode(self, text: str) -> list[int]:
-        # A chat template may already contain the first token: do not duplicate it.
-        start = self._tokenizer.bos_token
-        is_begun = start is not None and text.startswith(start)
-        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not is_begun)
-        return token_ids
-
-    def _round_trip(self, text: str) -> str:
-        bare = self._tokenizer.encode(text, add_special_tokens=False)
-        back: str = self._tokenizer.decode(bare, skip_special_tokens=False)
-        return back
 
     def _check_length(self, num_tokens: int, text: str) -> None:
         """Raises: ContractError."""

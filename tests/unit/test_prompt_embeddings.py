@@ -13,22 +13,23 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.embeddings import embeddings_path, read_embeddings, write_embeddings
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.tasks.base import make_prompt
 from bapo.tasks.registry import load_task
 from learner.model.embeddings import embed, make_embeddings
 from services.scheduler.proposals import make_pool
 from tests.support.tiny_model import write_tiny_model
 
-TEXTS = ["3,5,2->13:", "1:", "7,7,7,7->28:"]
+PROMPTS = [make_prompt("t", text, {}) for text in ("3,5,2->13:", "1:", "7,7,7,7->28:")]
 
 
 def test_an_embedding_is_the_mean_hidden_state_of_the_prompt_alone_whatever_it_is_padded_with(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
-    found = embed(str(tmp_path / "model"), TEXTS, torch.device("cpu"))
+    found = embed(str(tmp_path / "model"), PROMPTS, torch.device("cpu"))
     with torch.no_grad():  # "1:" is the tokens 4 + 1 and, behind 200 integers and 9 symbols, ":"
         alone = model.model(torch.tensor([[5, 204 + "+-*/()=,:".index(":")]])).last_hidden_state[0].mean(0)
     assert found.shape == (3, 64)
     assert found[1].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
-    assert embed(str(tmp_path / "model"), TEXTS[::-1], torch.device("cpu"))[::-1] == pytest.approx(found, abs=1e-5)
+    assert embed(str(tmp_path / "model"), PROMPTS[::-1], torch.device("cpu"))[::-1] == pytest.approx(found, abs=1e-5)
 
 
 def dots_config(model: Path, **selector: object) -> Config:

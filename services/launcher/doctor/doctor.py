@@ -22,11 +22,10 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError, GradingError
 from bapo.core.types import Prompt
 from bapo.runtime.machine import installed, vllm_build
-from bapo.runtime.model_files import round_trips
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.vision import written
 from bapo.tasks.base import MESSAGES
 from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.prompt_tokens import ended_prompts, round_trips_of
 from bapo.tasks.registry import load_task
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, redis_persistence
@@ -212,12 +211,11 @@ def tokenizer(config: Config) -> Check:
     except (BapoError, ImportError, OSError, ValueError) as error:
         detail = f"cannot load the tokenizer of {config.model.path}: {str(error).splitlines()[0]}"
         return Check(name=name, status="fail", detail=detail)
-    found = round_trips(
-        [written(prompt) for prompt in prompts],
-        lambda text: str(encoder.decode(encoder(text, add_special_tokens=False)["input_ids"])),
-    )
+    found = round_trips_of(encoder, prompts)
     if found.num_changed:
         return Check(name=name, status="fail" if found.is_wrong else "warn", detail=found.complaint)
+    if ended := ended_prompts(encoder, prompts):
+        return Check(name=name, status="warn", detail=ended)
     detail = f"{type(encoder).__name__}, {len(prompts)} prompts pass a round trip"
     if not any(MESSAGES in prompt.answer for prompt in prompts):
         return Check(name=name, status="ok", detail=detail)
