@@ -307,7 +307,11 @@ class SegmentedEngine:
             self._requests[request.request_id] = request
         else:
             self._drafts[request.request_id] = draft
-            self._continue(draft)
+            try:
+                self._continue(draft)
+            except ContractError:
+                self.abort(request.request_id)  # with the rows that have begun
+                raise
 
     def resume(self, part: Continuation) -> None:
         """As of the engine."""

@@ -34,7 +34,7 @@ class RolloutConfig(Frozen):
     max_prompt_tokens: int = Field(64, ge=1)
     """Maximum prompt length, checked before the run starts."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; rollout log-probs are those of the tempered distribution."""
+    """Sampling temperature, 0.01 to 2 in vLLM; rollout log-probs are those of the tempered distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; the importance ratios of eq. 3 require 1.0."""
     generation_budget: int | None = Field(None, ge=1)
@@ -75,6 +75,11 @@ class RolloutConfig(Frozen):
     """Seconds that a step of an engine may take; then its worker is restarted."""
     drain_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
     """Seconds that a worker may finish its groups when scaled down; unfinished ones return to the queue."""
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt and its longest response together."""
+        return self.max_prompt_tokens + self.max_response_tokens
 
     @model_validator(mode="after")
     def workers_fit(self) -> Self:

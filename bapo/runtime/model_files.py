@@ -21,6 +21,9 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Only safetensors weights, config and tokenizer: many models include the same weights in other formats."""
 UNKNOWN = "<unk>"
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+KEEPS_CONTEXT = ("default", "mrope", "llama3", "longrope", "su", "yarn")
+"""Kinds of RoPE whose config.json states the whole context; others extend it by their factor, except in Gemma 3."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -68,16 +71,19 @@ def _num_in(file: Path) -> int:
 
 
 def context_length(folder: Path) -> int | None:
-    """Most tokens of a prompt and its response together; None: not stated, or extended by RoPE scaling."""
+    """Most tokens of a prompt and its response together, as vLLM derives it; None: not stated."""
     try:
         values = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError):
         return None
     text = values.get("text_config", values)
+    length = next((text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)), None)
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    is_scaled = scaling.get("rope_type", scaling.get("type", "default")) not in ("default", "mrope")
-    length = text.get("max_position_embeddings")
-    return length if isinstance(length, int) and not is_scaled else None
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if length is None or kind in KEEPS_CONTEXT or "gemma3" in str(values.get("model_type")):
+        return length
+    factor = scaling.get("factor")
+    return int(length * factor) if isinstance(factor, int | float) else None
 
 
 def missing_parts(folder: Path) -> list[str]:

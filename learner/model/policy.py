@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         build,
         world=world,
         dtype=dtype,
-        check=lambda policy: check_head(policy, path),
+        check=lambda policy: check_head(policy, path, longest=config.rollout.longest_sequence - 1),
         layers=LayerOptions.of(config.learner, world.device, frozen=frozen),
         frozen=frozen,
     )
@@ -222,23 +223,26 @@ def sequence_microbatch(
 
 
 @torch.no_grad()
-def check_head(policy: Policy, path: str | Path) -> None:
+def check_head(policy: Policy, path: str | Path, longest: int = 0) -> None:
     """Compare the packed log-probs of a few tokens with the model's own forward pass.
 
     Some architectures scale or cap logits after the head, or have special attention; they are rejected here instead
     of being trained on wrong log-probs.
+
+    Args:
+        longest: tokens of the longest sequence that the model will read, which none of its windows may cut.
     """
     model = policy.model
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ConfigError(f"model.path={path}: the learner needs a linear output head without bias")
     token_ids = policy.sampled_tokens[1:9]
-    gap = _gap(policy, token_ids, 1, ())
+    gap = _gap(policy, token_ids, 1, (), longest)
     if policy.vision is not None:
         picture = _noise(policy.vision)
         num = policy.vision.num_tokens(picture.height, picture.width)
         prompt = [token_ids[0], *[policy.vision.image_token] * num]
-        gap = max(gap, _gap(policy, [*prompt, *token_ids], len(prompt), (picture,)))
+        gap = max(gap, _gap(policy, [*prompt, *token_ids], len(prompt), (picture,), longest))
     if not gap <= HEAD_TOLERANCE:
         raise ConfigError(
             f"model.path={path}: log-probs of the packed forward pass differ by {gap:.2g} nats from the model's own; "
@@ -247,10 +251,13 @@ def check_head(policy: Policy, path: str | Path) -> None:
     log.info("policy %s parameters=%d parity=%.1e", path, sum(p.numel() for p in model.parameters()), gap)
 
 
-def _gap(policy: Policy, token_ids: Sequence[int], num_prompt: int, pictures: Sequence[Patches]) -> float:
+def _gap(policy: Policy, token_ids: Sequence[int], num_prompt: int, pictures: Sequence[Patches], longest: int) -> float:
     """Maximum difference, in nats, between our log-probs of the tokens after the prompt and the model's own."""
     model, dtype, vision = policy.model, policy.dtype, policy.vision if pictures else None
     micro = sequence_microbatch(token_ids, policy.device, num_prompt=num_prompt, vision=vision, pictures=pictures)
+    # As long as a sequence of the run, so that a layer with a shorter window is refused now.
+    packing = replace(micro.packing, longest=max(longest, micro.packing.longest))
+    micro = replace(micro, packing=packing)
     policy.dtype = torch.float32
     ours, _ = policy(micro, temperature=1.0, with_entropy=False)
     policy.dtype = dtype

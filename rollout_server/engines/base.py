@@ -123,7 +123,8 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """Start to sample one group. Raises: ContractError for a prompt that is too long.
+        """Start to sample one group. Raises: ContractError for a request that the engine cannot sample, which leaves
+        the other groups as they were.
 
         Args:
             most: tokens per response, if fewer than the length limit; a response that reaches it counts as truncated.

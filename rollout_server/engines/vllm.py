@@ -33,6 +33,7 @@ from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Prompt, RolloutRequest
 from bapo.runtime.machine import VLLM_FOR_GPUS, parallelism_problem, vllm_build
 from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts
+from bapo.runtime.sampling_limits import LOGPROBS, sampling_problems
 from bapo.runtime.torchvision_build import complete_torchvision
 from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model
 from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids, round_trips_of
@@ -91,6 +92,7 @@ class VllmEngine:
         complete_torchvision()
         from vllm import LLMEngine, SamplingParams, TokensPrompt  # here: the fleet reads ENVIRONMENT without vLLM
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
         from vllm.usage.usage_lib import UsageContext
 
@@ -106,6 +108,8 @@ class VllmEngine:
         self._core: Any = core.engine_core
         self._scheduler: Any = self._core.scheduler
         self._tokens_prompt = TokensPrompt
+        self._refusals = (VLLMClientError, ValueError)
+        """What vLLM raises for one request that it cannot sample; the others are as they were."""
         # detokenize=False: texts are decoded once per group, not once per token.
         # flat_logprobs: lists instead of a dict per token, 20 % faster. logprobs=0: only of the sampled token.
         self._sampling = SamplingParams(
@@ -169,7 +173,7 @@ class VllmEngine:
         return np.array(closed[: self._rollout.max_response_tokens], np.int32)
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """G responses to one prompt. Raises: ContractError for a prompt that is too long."""
+        """G responses to one prompt. Raises: ContractError if it is too long, or vLLM refuses it."""
         token_ids = self._encode_prompt(request.prompt, self._images)
         self._check_length(len(token_ids), request.prompt.text)
         sampling = self._sampling.clone()
@@ -184,9 +188,9 @@ class VllmEngine:
         """A new request whose prompt is the prompt and the tokens so far."""
         sampling = self._sampling.clone()
         sampling.max_tokens = part.most
-        self._parts[part.part_id] = part
         token_ids = [*part.prompt_token_ids.tolist(), *part.token_ids.tolist()]
         self._add(part.part_id, token_ids, sampling, part.request.prompt.images)
+        self._parts[part.part_id] = part
 
     def abort(self, request_id: str) -> None:
         """Stop sampling a group."""
@@ -271,7 +275,10 @@ class VllmEngine:
             assert self._images is not None  # or its prompt was refused
             patches = [(digest, self._images.patches(digest)) for digest in images]
             prompt = _vllm_vision.prompt_with_images(token_ids, patches, self._images.model, salt)
-        self._engine.add_request(request_id, prompt, sampling, priority=priority)
+        try:
+            self._engine.add_request(request_id, prompt, sampling, priority=priority)
+        except self._refusals as error:
+            raise ContractError(f"vLLM refuses request {request_id}: {error}") from error
         self._sampling_ids.add(request_id)
 
     def _outputs(self) -> list[RequestOutput]:
@@ -346,6 +353,8 @@ def check(config: Config) -> None:
         raise ConfigError(f"model.path: {path} is a vision-language model: {problem}")
     if problem := parallelism_problem(config.rollout):
         raise ConfigError(problem)
+    if problems := list(sampling_problems(config)):
+        raise ConfigError("\n".join(problems))
 
 
 def make_engine(config: Config, image: ReadImage = no_image, worker_id: str = "") -> VllmEngine:
@@ -381,7 +390,7 @@ def engine_arguments(config: Config, worker_id: str = "", *, on_cpus: bool) -> d
         "max_model_len": rollout.max_prompt_tokens + rollout.max_response_tokens,
         "max_num_active_seqs": seats,
         "scheduling_policy": "priority",
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": LOGPROBS,
         "worker_extension_cls": "rollout_server.engines._vllm_receiver.WeightReceiver",
         "disable_log_stats": True,
         "seed": seed_of(config.run.seed, worker_id),

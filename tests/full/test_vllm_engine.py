@@ -18,10 +18,11 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
-from bapo.core.errors import WeightMismatchError
+from bapo.core.errors import ContractError, WeightMismatchError
 from bapo.core.token_arrays import Float32s, versions_of
 from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.file_digest import digest_of
+from bapo.runtime.sampling_limits import LIMITS
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
@@ -239,3 +240,25 @@ class _Borrowed:
 
     def close(self) -> None:
         pass
+
+
+@pytest.mark.parametrize("field", [{"temperature": 2.6}, {"top_p": 1.5}, {"max_response_tokens": 0}])
+def test_a_request_that_vllm_refuses_is_refused_alone(rig: Rig, field: dict[str, Any]) -> None:
+    rig.engine.submit(make_request(prompt_id="good"))
+    with pytest.raises(ContractError, match="vLLM refuses request"):
+        rig.engine.submit(replace(make_request(prompt_id="bad"), **field), field.get("max_response_tokens"))
+    rig.engine.submit(make_request(prompt_id="after"))
+    assert rig.engine.num_sampling == 2
+    assert len(rig.finish()) == 2
+
+
+def test_the_limits_of_temperatures_are_those_of_vllm() -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError
+
+    limits = LIMITS["vllm"]
+    for kept in (limits.lowest_temperature, limits.highest_temperature):
+        assert SamplingParams(temperature=kept).temperature == kept
+    assert SamplingParams(temperature=0.99 * limits.lowest_temperature).temperature == limits.lowest_temperature
+    with pytest.raises(VLLMClientError):
+        SamplingParams(temperature=1.01 * limits.highest_temperature)

@@ -54,7 +54,11 @@ def test_a_cache_with_a_configuration_and_no_weights_is_not_a_cached_model(cache
     [
         ('{"max_position_embeddings": 300}', 300),
         ('{"text_config": {"max_position_embeddings": 300}}', 300),
-        ('{"max_position_embeddings": 300, "rope_scaling": {"rope_type": "yarn", "factor": 4}}', None),
+        ('{"max_position_embeddings": 300, "rope_scaling": {"rope_type": "yarn", "factor": 4}}', 300),
+        ('{"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 3.0}}', 300),
+        ('{"max_position_embeddings": 300, "rope_parameters": {"rope_type": "default"}}', 300),
+        ('{"n_positions": 300}', 300),
+        ('{"max_position_embeddings": 300, "rope_scaling": {"rope_type": "dynamic"}}', None),
         ("{}", None),
     ],
 )

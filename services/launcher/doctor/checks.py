@@ -23,6 +23,7 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
 from bapo.core.plugins import module_names
+from bapo.runtime.attention_windows import shortest_window
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.runtime.machine import (
     GIB,
@@ -47,6 +48,7 @@ from bapo.runtime.model_files import (
 )
 from bapo.runtime.rank_environment import nodes_of
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.sampling_limits import sampling_problems
 from bapo.runtime.vision import missing_package, vision_model
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
@@ -88,7 +90,14 @@ def preflight(
         say: prints a message.
     Raises: the first failure's error, with one line per failure.
     """
-    found = [engine(config), *ports(config, with_learner=with_learner), redis(config), *trackers(config), *host(config)]
+    found = [
+        engine(config),
+        sampling(config),
+        *ports(config, with_learner=with_learner),
+        redis(config),
+        *trackers(config),
+        *host(config),
+    ]
     if is_hub_id(config.model.path):
         _refuse(found)  # before minutes of download
         if folder_of(config.model.path) is None:
@@ -126,6 +135,18 @@ def engine(config: Config) -> Check:
         detail = f"rollout.engine = {name!r}: unknown engine{hint}; use one of {', '.join(known)}"
         return Check(name="engine", status="fail", detail=detail)
     return Check(name="engine", status="ok", detail=name)
+
+
+def sampling(config: Config) -> Check:
+    """The engine samples with every temperature and limit as it is written."""
+    if problems := list(sampling_problems(config)):
+        return Check(name="sampling", status="fail", detail="\n".join(problems))
+    rollout = config.rollout
+    temperatures = [rollout.temperature, *config.evaluation.temperatures]
+    detail = (
+        f"temperatures {', '.join(f'{each:g}' for each in temperatures)}; at most {rollout.max_response_tokens} tokens"
+    )
+    return Check(name="sampling", status="ok", detail=detail)
 
 
 def engine_names() -> list[str]:
@@ -280,11 +301,19 @@ def model_files(config: Config) -> Check:
             return Check(name=name, status="warn", detail=detail + how_to_fetch(path))
         detail = f"model.path: {path} has no {missing}; use a folder in Hugging Face format"
         return Check(name=name, status="fail", detail=detail)
-    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.rollout.longest_sequence
     if (context := context_length(folder)) is not None and longest > context:
         detail = (
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the context of {path} has "
             f"{context} tokens; set smaller ones"
+        )
+        return Check(name=name, status="fail", detail=detail)
+    # The last token of a sequence is sampled, and never read.
+    if (window := shortest_window(folder)) is not None and window < longest - 1:
+        detail = (
+            f"model.path: {path} has layers with an attention window of {window} tokens, and "
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}; the learner attends to whole "
+            f"sequences: set smaller ones, at most {window} together, or use another model"
         )
         return Check(name=name, status="fail", detail=detail)
     size = sum(file.stat().st_size for file in weight_files(folder))

@@ -92,7 +92,7 @@ def announced(what: str) -> Iterator[None]:
 def all_steps(config: Config) -> Iterator[Step]:
     """Checks by name. A model that is not on this machine is not loaded: the Hub may be out of reach."""
     model = checks.model_files(config)
-    yield "versions", lambda: [versions(config), checks.interpreter(), checks.engine(config)]
+    yield "versions", lambda: [versions(config), checks.interpreter(), checks.engine(config), checks.sampling(config)]
     yield "GPUs (imports torch)", lambda: gpus(config, "all")
     yield "ports", lambda: checks.ports(config)
     yield "memory and disk", lambda: [checks.memory(config), checks.disk(config), *checks.limits_of(config)]

@@ -71,7 +71,7 @@ def steps(config: Config, *, with_learner: bool) -> Iterator[Step]:
     """Checks by name, each taking seconds."""
     yield "the run's name", lambda: [free_name(config)]
     yield "versions", lambda: [versions(config)]
-    yield "the engine", lambda: [checks.engine(config)]
+    yield "the engine", lambda: [checks.engine(config), checks.sampling(config)]
     yield "GPUs", lambda: [gpus(config, with_learner=with_learner)]
     yield "ports", lambda: [check for check in checks.ports(config, with_learner=with_learner) if check.status != "ok"]
     yield "Redis", lambda: [checks.redis(config)]
