@@ -1,31 +1,31 @@
-"""Chat templates from the tokenizer's files.
+"""Conversations as the text that a model reads: by its chat template, or by any other function of messages.
 
-    chat_template.jinja, or `chat_template` of tokenizer_config.json, rendered with the generation prompt at the end
-
-Renders like transformers (tested), without its seconds of import time: every service builds prompts. Exception: a
-template that asks for today's date gets a fixed one.
-Not supported: tools, documents, named templates other than `default`.
+A conversation that ends with the assistant's message is continued (transformers' `continue_final_message`); any other
+one gets the generation prompt. The template's variables are those that transformers gives it, and the text is the same
+(tested), without transformers' seconds of import time: every service builds prompts. Exception: a template that asks
+for today's date gets a fixed one.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
-from pathlib import Path
 from typing import Any
 
 from bapo.core.errors import ConfigError
-
-TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from bapo.tasks.base import ASSISTANT
+from bapo.tasks.tokenizer_files import TokenizerFiles
 
 CHAT_DATE = "2024-07-26"
 """Default date of the templates of Llama 3.1 and 3.2."""
+RESERVED_OPTIONS = ("messages", "add_generation_prompt", "continue_final_message")
+OPEN_END = "OpenEndOfTheLastMessage "
+"""Put behind the message to continue, to find its end in the text. It shows whether a template strips messages."""
 
-Render = Callable[[Sequence[Mapping[str, str]]], str]
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], str]
 
 
 def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CHAT_DATE) -> Render | None:
@@ -33,32 +33,57 @@ def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CH
 
     Args:
         tokenizer: model directory or Hub id.
-        options: extra template variables, such as `enable_thinking`.
+        options: extra template variables, such as `enable_thinking`; also `tools` and `documents`.
         today: date for templates that print one, as YYYY-MM-DD.
-    Raises: ConfigError for unreadable files, a template that does not compile, an invalid date; when called, for a
-        conversation that the template rejects.
+    Raises: ConfigError for unreadable files, a template that does not compile, an invalid date or option; when called,
+        for a conversation that the template rejects or cannot continue.
     """
-    config = json.loads(_file(tokenizer, CONFIG_FILE) or "{}")
-    source = _file(tokenizer, TEMPLATE_FILE) or _default(config.get("chat_template"))
+    if reserved := [name for name in RESERVED_OPTIONS if name in options]:
+        raise ConfigError(f"task.options.chat_options: {reserved[0]} cannot be set; it follows from each conversation")
+    files = TokenizerFiles(tokenizer)
+    source = files.template(with_tools=options.get("tools") is not None)
     if source is None:
         return None
-    template = _compiled(source, tokenizer, _midnight(today))
-    special = {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name) is not None}
+    template, used = _compiled(source, tokenizer, _midnight(today))
+    context = {"tools": None, "documents": None, **files.special_tokens(used - options.keys()), **options}
 
-    def render(messages: Sequence[Mapping[str, str]]) -> str:
-        try:
-            text: str = template.render(messages=messages, add_generation_prompt=True, **special, **options)
-        except Exception as error:  # a template runs code of its own, which may raise anything
-            raise ConfigError(f"the chat template of {tokenizer} failed for a conversation: {error}") from error
-        return text
+    def render(messages: Messages) -> str:
+        def write(shown: Messages) -> str:
+            ask = {"messages": shown, "add_generation_prompt": not is_open(messages)}
+            try:
+                return str(template.render(**context, **ask))
+            except Exception as error:  # a template runs code of its own, which may raise anything
+                raise ConfigError(f"the chat template of {tokenizer} failed for a conversation: {error}") from error
+
+        return written_open(write, messages) if is_open(messages) else write(messages)
 
     return render
 
 
-def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
+def is_open(messages: Messages) -> bool:
+    """Whether a conversation ends with the beginning of an assistant's message, which the model continues."""
+    return bool(messages) and messages[-1].get("role") == ASSISTANT
+
+
+def written_open(write: Render, messages: Messages) -> str:
+    """Text up to the end of the last message's content. Raises: ConfigError if `write` drops or changes the content."""
+    content = messages[-1]["content"]
+    text = write([*messages[:-1], {**messages[-1], "content": content + OPEN_END}])
+    end = text.rfind(OPEN_END.strip(" "))
+    if end < 0 or content.strip() not in text:
+        raise ConfigError(
+            f"the conversation ends with an assistant's message, which is to be continued, and its format changes or "
+            f"omits {content!r:.80}; write another beginning, or remove the message"
+        )
+    is_stripped = not text.startswith(OPEN_END, end)
+    return text[:end].rstrip() if is_stripped else text[:end]
+
+
+def _compiled(source: str, tokenizer: str, now: datetime) -> tuple[Any, frozenset[str]]:
+    """The template and the names of its variables."""
     # Imported lazily: jinja2 comes with torch and transformers, which text prompts do not need.
     try:
-        jinja2, sandbox = importlib.import_module("jinja2"), importlib.import_module("jinja2.sandbox")
+        jinja2, sandbox, meta = map(importlib.import_module, ("jinja2", "jinja2.sandbox", "jinja2.meta"))
     except ImportError as error:
         raise ConfigError(f"the chat template of {tokenizer} requires jinja2 (pip install jinja2)") from error
     environment = sandbox.ImmutableSandboxedEnvironment(
@@ -68,7 +93,8 @@ def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = now.strftime
     try:
-        return environment.from_string(source)
+        variables: Iterable[str] = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source), frozenset(variables)
     except jinja2.TemplateError as error:
         raise ConfigError(f"the chat template of {tokenizer} is malformed: {error}") from error
 
@@ -90,46 +116,6 @@ def _midnight(today: str) -> datetime:
         return datetime.combine(date.fromisoformat(today), time())
     except ValueError as error:
         raise ConfigError(f"task.options.chat_date = {today!r} is not a date: use YYYY-MM-DD") from error
-
-
-def _file(tokenizer: str, name: str) -> str | None:
-    """A text file of the tokenizer; None if it does not exist."""
-    folder = Path(tokenizer)
-    if folder.is_dir():
-        path = folder / name
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise ConfigError(f"{tokenizer!r} is not a folder, and a Hub id requires huggingface_hub") from error
-    try:
-        return Path(hub.hf_hub_download(tokenizer, name)).read_text(encoding="utf-8")
-    except hub.errors.LocalEntryNotFoundError as error:
-        if name == TEMPLATE_FILE:  # offline, and not among the files that were fetched: most models have none
-            return None
-        raise _unreadable(tokenizer, name, error) from error
-    except hub.errors.EntryNotFoundError:
-        return None
-    except Exception as error:  # the Hub's client raises errors of its own and those of whatever HTTP library it has
-        raise _unreadable(tokenizer, name, error) from error
-
-
-def _unreadable(tokenizer: str, name: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"model.path: cannot read {name} of {tokenizer!r}, which defines its chat template: "
-        f"{str(error).partition(chr(10))[0]}. Set task.options.message_format to format conversations without it"
-    )
-
-
-def _default(templates: Any) -> str | None:
-    """One template, or a list of named ones."""
-    if isinstance(templates, list):
-        return next((one["template"] for one in templates if one.get("name") == "default"), None)
-    return templates if isinstance(templates, str) else None
-
-
-def _token(token: Any) -> str:
-    return token["content"] if isinstance(token, Mapping) else str(token)
 
 
 def _to_json(

@@ -4,8 +4,9 @@
     name = "dataset"
     options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards.py:score" }
 
-A prompt that is a list of messages is rendered with the model's chat template. Images are kept in memory, encoded. Not
-supported: streaming.
+A prompt that is a list of messages is rendered with the model's chat template. If the assistant's message is the last,
+the model continues it: rewards read it with the response, and a gold or expert solution may contain it. Images are
+kept in memory, encoded. Not supported: streaming.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import IO, Any
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import IMAGE, MESSAGES, ROW, make_prompt
-from bapo.tasks.chat import CHAT_DATE, Render, chat_template
+from bapo.tasks.base import IMAGE, MESSAGES, ROW, beginning_of, make_prompt, whole_responses
+from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
 from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Reward, load_reward, reward_columns
 from bapo.tasks.user_functions import ALL
@@ -139,7 +140,9 @@ class DatasetTask:
         if self._reward is not None:
             return self._reward.of_group(prompt, texts)
         right = _as_text(prompt.answer["answer"]).strip()
-        return [1.0 if text.strip() == right else 0.0 for text in texts]
+        # The answer may be all that follows the beginning of the message, or have it as well.
+        whole = whole_responses(prompt, texts)
+        return [float(right in (text.strip(), full.strip())) for text, full in zip(texts, whole, strict=True)]
 
     def level(self, prompt: Prompt) -> float | None:
         """The number in the column `level`, if it is one of `extra_columns`; otherwise None."""
@@ -150,13 +153,13 @@ class DatasetTask:
         """The answer in the given format; unknown for a custom reward without a format."""
         if self._gold_format is None:
             return None
-        return self._gold_format.replace("{answer}", gold_text(prompt.answer["answer"]))
+        return _continued(prompt, self._gold_format.replace("{answer}", gold_text(prompt.answer["answer"])))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
         """The part of a response where `gold_format` puts the answer; the whole text for exact match; unknown for a
         custom reward without a format."""
         if self.extracts_by_gold:
-            return written_answer(str(self._gold_format), text)
+            return written_answer(str(self._gold_format), beginning_of(prompt) + text)
         return text.strip() if self._reward_name is None else None
 
     @property
@@ -169,7 +172,7 @@ class DatasetTask:
         if self._expert_column is None:
             return self.gold(prompt)
         value = prompt.answer.get(self._expert_column)
-        return None if value is None else _as_text(value)
+        return None if value is None else _continued(prompt, _as_text(value))
 
     @cached_property
     def _reward(self) -> Reward | None:
@@ -237,7 +240,7 @@ def make_task(
         message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
-        chat_options: variables of the chat template, such as { enable_thinking = false }.
+        chat_options: variables of the chat template, such as { enable_thinking = false }; also `tools` and `documents`.
         chat_date: YYYY-MM-DD, for a chat template that prints today's date; fixed, so that prompt ids do not
             change from day to day.
         question_format: what is asked, around the field {prompt}, where prompts are texts.
@@ -387,10 +390,10 @@ class Conversations:
             if not is_message or not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 where = f"{row.where}: column {prompt_column(row, self._columns)!r}"
                 raise ConfigError(f"{where}: a message needs role and content, got {message!r:.80}")
-        if self._template is None:
-            return "".join(self._message(message) for message in messages)
         try:
-            return self._template(messages)
+            if self._template is not None:
+                return self._template(messages)
+            return written_open(self._formatted, messages) if is_open(messages) else self._formatted(messages)
         except ConfigError as error:
             raise ConfigError(f"{row.where}: {error}") from error
 
@@ -412,6 +415,9 @@ class Conversations:
             )
         log.info("conversations are formatted %s", "by the chat template" if found else "without a chat template")
         return found
+
+    def _formatted(self, messages: Messages) -> str:
+        return "".join(self._message(message) for message in messages)
 
     def _message(self, message: Mapping[str, str]) -> str:
         form = self._columns.message_format or MESSAGE_FORMAT
@@ -438,6 +444,11 @@ def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
         json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{row.where}: the answer must consist of JSON values: {error}") from error
+
+
+def _continued(prompt: Prompt, text: str) -> str:
+    """A solution as what follows the beginning of the assistant's message, if there is one."""
+    return text.removeprefix(beginning_of(prompt))
 
 
 def _as_text(value: Any) -> str:

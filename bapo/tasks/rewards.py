@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bapo.core.plugins import module_names, plugin
 from bapo.core.types import Prompt
+from bapo.tasks.base import whole_responses
 from bapo.tasks.user_functions import columns_asked
 
 ADAPTERS = "bapo.tasks.adapters"
@@ -28,7 +29,8 @@ class Reward:
     name: str
     """As the configuration writes it: the beginning of every message about it."""
     of_group: Callable[[Prompt, Sequence[str]], Sequence[float | None]]
-    """[G] rewards of [G] responses to one prompt. May raise anything: it is a user's code."""
+    """[G] rewards of [G] responses to one prompt. The function sees the beginning of an assistant's message that the
+    prompt ends with as part of each response. May raise anything: it is a user's code."""
 
     def __call__(self, prompt: Prompt, text: str) -> float | None:
         return self.of_group(prompt, [text])[0]
@@ -37,7 +39,8 @@ class Reward:
 def load_reward(name: str) -> Reward:
     """The reward of that name. Imports the user's code. Raises: ConfigError if it is not there or cannot be called."""
     adapter, function = _adapter(name)
-    return Reward(name=name, of_group=getattr(plugin(ADAPTERS, adapter), FACTORY)(function))
+    of_group = getattr(plugin(ADAPTERS, adapter), FACTORY)(function)
+    return Reward(name=name, of_group=lambda prompt, texts: of_group(prompt, whole_responses(prompt, texts)))
 
 
 def reward_columns(name: str) -> frozenset[str]:

@@ -125,6 +125,19 @@ def test_a_conversation_that_the_template_refuses_is_named_by_its_row(model: Pat
         make_task(path=str(path), tokenizer=str(model)).prompts("train")
 
 
+def test_a_message_that_the_template_changes_cannot_be_continued_and_its_row_is_named(
+    model: Path, tmp_path: Path
+) -> None:
+    _set_template(model, "{% for m in messages %}{{ m.content.split('</think>')[-1] }}|{% endfor %}")
+    path = tmp_path / "train.jsonl"
+    begun = [{"role": "assistant", "content": text} for text in ("<think>", "<think>so</think>It")]
+    path.write_text("".join(json.dumps({"prompt": [MESSAGES[1], one], "answer": "2"}) + "\n" for one in begun))
+    with pytest.raises(ConfigError, match=r"train.jsonl row 2: .*is to be continued"):
+        make_task(path=str(path), tokenizer=str(model)).prompts("train")
+    path.write_text(path.read_text().partition("\n")[0])
+    assert make_task(path=str(path), tokenizer=str(model)).prompts("train")[0].text == "1+1? é|<think>"
+
+
 def test_a_model_of_the_hub_is_read_from_its_cache(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

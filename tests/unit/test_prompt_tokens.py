@@ -151,7 +151,7 @@ def sentencepiece_like(request: pytest.FixtureRequest, tmp_path: Path) -> PreTra
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     flag = {} if request.param is None else {"add_bos_token": request.param}
     template = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
-    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "chat_template": template, **flag}
+    settings = {"tokenizer_class": "LlamaTokenizer", "chat_template": template, **flag}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
 from bapo.tasks.base import make_prompt
@@ -48,6 +49,63 @@ def test_trl_gets_messages_where_the_prompt_is_a_conversation(tmp_path: Path) ->
     reward = _load(tmp_path, "trl:", source)
     prompt = _dataset_prompt(tmp_path, {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"})
     assert list(reward.of_group(prompt, ["2", "3"])) == [1.0, 0.0]
+
+
+BEGUN = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "Let me think. <think>"}]
+WHOLE = "Let me think. <think>two</think><answer>2</answer>"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source"),
+    [
+        ("", f"def f(prompt, text):\n    return float(text == {WHOLE!r})\n"),
+        ("", f"import bapo\n@bapo.reward\ndef f(completion, answer):\n    return float(completion == {WHOLE!r})\n"),
+        (
+            "trl:",
+            "def f(prompts, completions, **kw):\n"
+            "    assert prompts[0] == [{'role': 'user', 'content': '1+1?'}]\n"
+            f"    return [float(c == [{{'role': 'assistant', 'content': {WHOLE!r}}}]) for c in completions]\n",
+        ),
+        ("verl:", f"def f(solution_str, ground_truth, **kw):\n    return float(solution_str == {WHOLE!r})\n"),
+    ],
+    ids=["text", "columns", "TRL", "verl"],
+)
+def test_a_reward_reads_the_whole_message_that_the_prompt_begins(tmp_path: Path, prefix: str, source: str) -> None:
+    prompt = _dataset_prompt(tmp_path, {"prompt": BEGUN, "answer": "2"}, message_format="{content}|")
+    assert prompt.text == "1+1?|Let me think. <think>"
+    graded = with_reward(make_countdown(num_train=1), _load(tmp_path, prefix, source))
+    rewards = grade(graded, prompt, ["two</think><answer>2</answer>", "<answer>2</answer>"], (0.0, 1.0))
+    assert rewards == {"rewards": [1.0, 0.0]}
+
+
+def test_gold_expert_and_extracted_answers_fit_a_message_that_the_prompt_begins(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"prompt": BEGUN, "answer": "2", "solution": WHOLE}) + "\n")
+    options: dict[str, Any] = {"path": str(path), "message_format": "{content}|", "expert_column": "solution"}
+    task = make_task(**options, answer_column="answer", gold_format="Let me think. <think></think>{answer}")
+    (prompt,) = task.prompts("train")
+    assert (task.gold(prompt), task.expert(prompt)) == ("</think>2", "two</think><answer>2</answer>")
+    begun = make_task(**options, answer_column="answer", gold_format="<think>{answer}</think>")
+    assert begun.extract(prompt, " 2 </think> or 3") == "2"
+    exact = make_task(**options, answer_column="answer")
+    assert list(exact.rewards(prompt, [" 2", "3"])) == [1.0, 0.0]
+    full = make_task(**options, answer_column="solution")
+    (prompt,) = full.prompts("train")
+    assert list(full.rewards(prompt, [full.gold(prompt) or "", "two"])) == [1.0, 0.0]
+
+
+def test_an_earlier_version_closed_the_message_and_its_responses_are_whole(tmp_path: Path) -> None:
+    prompt = make_prompt("t", "1+1?|Let me think. <think>|", {}, extra={"_messages": BEGUN})
+    reward = _load(tmp_path, "", "def f(prompt, text):\n    return float(text == '2')\n")
+    assert list(reward.of_group(prompt, ["2"])) == [1.0]
+
+
+@pytest.mark.parametrize("form", ["{role}|", "{content!r}"])
+def test_a_message_that_its_format_cannot_continue_is_refused_by_its_row(tmp_path: Path, form: str) -> None:
+    with pytest.raises(ConfigError, match=r"train.jsonl row 1: .*is to be continued"):
+        _dataset_prompt(
+            tmp_path, {"prompt": [BEGUN[0], {**BEGUN[1], "content": "a\nb"}], "answer": "2"}, message_format=form
+        )
 
 
 def test_trl_may_return_an_array(tmp_path: Path) -> None:

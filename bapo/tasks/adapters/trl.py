@@ -3,7 +3,8 @@
     reward = "trl:my_rewards.accuracy"      or "trl:my_rewards:accuracy", "trl:my_rewards.py:accuracy"
 
 As in TRL: `completions` are texts, or lists of one assistant message if the prompts are messages; every column is a
-list with the row's value for each completion; `prompts` is passed too. None means ungraded.
+list with the row's value for each completion; `prompts` is passed too. The beginning of an answer in the prompt is part
+of the completion. None means ungraded.
 
 Not supported: `completion_ids` and `trainer_state` (a grader has neither; functions that require them are rejected) and
 reward models. `log_extra` and `log_metric` are accepted and ignored.
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bapo.core.types import Prompt
-from bapo.tasks.base import columns_of, conversation_of
+from bapo.tasks.base import ASSISTANT, columns_of, conversation_of
 from bapo.tasks.user_functions import call_with, load_function, settled
 
 GRADES_GROUPS = True
@@ -29,6 +30,8 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float |
 
     def of_group(prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
         messages = conversation_of(prompt)
+        if messages and messages[-1]["role"] == ASSISTANT:
+            messages = messages[:-1]  # it is the beginning of the completions
         completions = [_completion(text, is_message=messages is not None) for text in texts]
         given = {
             "prompts": [prompt.text if messages is None else messages] * len(texts),
