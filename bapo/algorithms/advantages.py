@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bapo.core.types import SAME_REWARD
+
 AdvantageNorm = Literal["pop_var", "std_ddof1", "center"]
 AdvantagePool = Literal["mixed", "split", "on_policy"]
 
@@ -43,7 +45,7 @@ def deviation(rewards: NDArray[np.float64], norm: AdvantageNorm, eps: float) -> 
         return 1.0
     if len(rewards) == 1:
         variance = sample = 1.0
-    elif np.ptp(rewards) == 0:
+    elif np.ptp(rewards) <= SAME_REWARD:
         variance = sample = 0.0
     else:
         variance, sample = float(np.mean((rewards - float(rewards.mean())) ** 2)), float(rewards.std(ddof=1))
@@ -107,9 +109,10 @@ def _against(
     """`values` less the mean of `baseline`, over its deviation."""
     if norm not in ("pop_var", "std_ddof1", "center"):
         raise ValueError(f"unknown advantage norm {norm!r}; use pop_var, std_ddof1 or center")
-    # The mean of equal floats can differ from them in the last bit, which a small eps would blow up.
-    mean = 0.0 if len(baseline) == 1 else float(baseline[0] if np.ptp(baseline) == 0 else baseline.mean())
+    # Equal floats and their mean can differ in the last bits, which a small eps would blow up.
+    mean = 0.0 if len(baseline) == 1 else float(baseline[0] if np.ptp(baseline) <= SAME_REWARD else baseline.mean())
     centered: NDArray[np.float64] = values - mean
+    centered[np.abs(centered) <= SAME_REWARD] = 0.0
     scale = deviation(baseline, norm, eps)
     return centered / scale if scale else centered
 

@@ -1,8 +1,9 @@
 """The online filter: which fresh groups become X1 (docs/paper.md, Eq. 5; appendix A.3 of the paper).
 
-range           1/G <= mu <= (G-1)/G                                               the paper's default
+range           groups whose rewards differ; in {0, 1}: 1/G <= mu <= (G-1)/G       the paper's default
 gaussian        range, then each group stays with probability p(mu), by its own draw
-gaussian_quota  range, then floor(share * |X_on| * w_k) groups of each level k, w_k ~ p(k/G)
+gaussian_quota  range, then floor(share * |X_on| * w_k) groups of each level k, w_k ~ p(k/G); k is the nearest of
+                1 .. G - 1 to the sum of the rewards
 uniform         floor(share * |X_on|) groups, whatever their rewards: the paper's negative control
 none            all groups: GRPO
 """
@@ -43,11 +44,11 @@ def filtered_fresh(settings: AlgorithmConfig, fresh: Groups, rng: random.Random)
 
 def why_left_out(stat: GroupStat) -> str:
     """The reason of a fresh group that the online filter did not keep."""
+    if is_informative(stat):
+        return Reason.FILTERED
     if is_all_incorrect(stat):
         return Reason.ALL_INCORRECT
-    if is_all_correct(stat):
-        return Reason.ALL_CORRECT
-    return Reason.NO_VARIANCE if stat.homogeneous else Reason.FILTERED
+    return Reason.ALL_CORRECT if is_all_correct(stat) else Reason.NO_VARIANCE
 
 
 def online_filter(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
@@ -58,6 +59,11 @@ def online_filter(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: ra
 def keep_probability(mu: float, center: float, width: float) -> float:
     """p(mu) = exp(-(mu - mu_f)^2 / (2 sigma_f^2)): 1 at the centre."""
     return math.exp(-((mu - center) ** 2) / (2 * width**2))
+
+
+def nearest_level(stat: GroupStat) -> int:
+    """k of 1 .. G - 1 next to the sum of the rewards of an informative group; halves go up."""
+    return min(stat.size - 1, max(1, math.floor(stat.reward_sum + 0.5 + TOLERANCE)))
 
 
 def level_quotas(levels: Sequence[int], group_size: int, center: float, width: float, num: float) -> dict[int, int]:
@@ -83,7 +89,7 @@ def _gaussian(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random
 def _gaussian_quota(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
     at_level: defaultdict[int, list[GroupStat]] = defaultdict(list)
     for stat in _range(settings, fresh, rng):
-        at_level[round(stat.reward_sum)].append(stat)
+        at_level[nearest_level(stat)].append(stat)
     quotas = level_quotas(
         sorted(at_level),
         settings.group_size,

@@ -1,4 +1,8 @@
-"""Where a group's mean reward lies: the membership tests of eqs. 5-7, decided on k = G mu instead of mu.
+"""Whether a group's rewards differ, and where their mean lies: the membership tests of eqs. 5-7.
+
+    is_informative             the rewards differ; for rewards in {0, 1} that is 1/G <= mu <= (G-1)/G
+    is_all_correct, ..._incorrect    all of them are 1, or 0; equal ones in between are neither
+    is_hard, is_within         mu against c1, and against [c2, c3], decided on k = G mu
 
 k is an integer for rewards in {0, 1}, so mu = 1/8 against c1 = 1/8 is never a question of rounding.
 Fractional rewards travel as float32: their sum is right to about G * 6e-8, far inside TOLERANCE.
@@ -29,24 +33,22 @@ def is_hard(stat: GroupStat, c1: float) -> bool:
     return stat.reward_sum <= c1 * stat.size + TOLERANCE
 
 
-def is_solved(stat: GroupStat) -> bool:
-    """mu = 1: nothing left to learn."""
-    return stat.reward_sum >= stat.size - TOLERANCE
+def is_informative(stat: GroupStat) -> bool:
+    """The first indicator of eq. 5, 1/G <= mu <= (G-1)/G, for all rewards in [0, 1]: they are not all equal.
 
-
-def is_all_incorrect(stat: GroupStat) -> bool:
-    """mu < 1/G: below the first indicator of eq. 5."""
-    return stat.reward_sum < 1 - TOLERANCE
+    Of the rewards 0, .1, .1, .1 the sum is below 1, and yet three responses have a positive advantage.
+    """
+    return not stat.homogeneous
 
 
 def is_all_correct(stat: GroupStat) -> bool:
-    """mu > (G-1)/G: above the first indicator of eq. 5."""
-    return stat.reward_sum > stat.size - 1 + TOLERANCE
+    """mu = 1: every reward is 1, and nothing is left to learn."""
+    return stat.mu >= 1 - TOLERANCE
 
 
-def is_informative(stat: GroupStat) -> bool:
-    """1/G <= mu <= (G-1)/G (eq. 5), and not all rewards equal: with fractional rewards these are two questions."""
-    return not is_all_incorrect(stat) and not is_all_correct(stat) and not stat.homogeneous
+def is_all_incorrect(stat: GroupStat) -> bool:
+    """mu = 0: every reward is 0."""
+    return stat.mu <= TOLERANCE
 
 
 def levels_within(low: float, high: float, group_size: int) -> range:

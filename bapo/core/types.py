@@ -250,7 +250,7 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
     reward_sum: float
     """k: sum of the rewards of the sampled responses (number of correct ones for rewards in {0, 1})."""
     homogeneous: bool
-    """All G rewards are equal: zero advantage."""
+    """All G rewards are equal (`are_equal`): zero advantage."""
     birth: int = 0
     """Step whose assembly saw the group first; 0 before that."""
     rewards: tuple[float, ...] = ()
@@ -279,6 +279,14 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
 
 _EXPERT = bytes((Outcome.EXPERT,))
 
+SAME_REWARD = 1e-6
+"""Two rewards that are no farther apart are one: far below any credit, above the rounding of a sum in float32."""
+
+
+def are_equal(rewards: Sequence[float]) -> bool:
+    """Whether no reward differs from another: no response is better, and none has an advantage. At least one."""
+    return max(rewards) - min(rewards) <= SAME_REWARD
+
 
 def stat_of(
     *,
@@ -299,7 +307,7 @@ def stat_of(
         policy_version=policy_version,
         size=len(sampled),
         reward_sum=float(sum(sampled)),
-        homogeneous=min(sampled) == max(sampled),
+        homogeneous=are_equal(sampled),
         birth=birth,
         rewards=rewards,
         outcomes=outcomes,

@@ -221,6 +221,24 @@ def test_each_prompt_of_the_trace_is_told_with_its_inequality(
     assert sentence(trace, prompt, step) == f"prompt {prompt} {want}"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "reason", "want"),
+    [
+        ([0, 0.1, 0.1, 0.1], "informative", "had rewards from 0 to 0.1, mean 0.075, and the range filter needs rewards "
+                                            "that differ"),
+        ([0.1] * 4, "no_variance", "all 4 rewards of its fresh group were 0.1, so every advantage would be 0"),
+        # As an earlier version recorded it.
+        ([0, 0.1, 0.1, 0.1], "all_incorrect", "had rewards from 0 to 0.1, mean 0.075, and the range filter left it "
+                                              "out, because this run was made before groups with partial credit "
+                                              "trained"),
+    ],
+)  # fmt: skip
+def test_partial_credit_is_told_as_rewards_and_not_as_a_count(rewards: list[float], reason: str, want: str) -> None:
+    origin = Origin.X1 if reason == "informative" else None
+    result = make_result(group_id="g", prompt_id="p", rewards=rewards, reason=reason, origin=origin)
+    assert want in sentence(recording_of([[result]]), "p", 1)
+
+
 def test_a_candidate_of_x3_that_was_not_drawn_is_told_with_room_and_candidates(trace: Recording) -> None:
     replayed = as_recorded(trace)
     left = next(p for p in "bejmq" if p not in {name[-1] for name in replayed[3].decision.x3})

@@ -14,6 +14,7 @@ from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
 from bapo.algorithms.composers.replay_memory import Row, by_prompt, first_of_each_prompt, newest, parts_of, with_fresh
 from bapo.algorithms.filters import Groups
+from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part, whole
 from bapo.core.types import GroupStat, Origin
@@ -57,7 +58,7 @@ class Arpo(FreshOnly):
         return rows[max(0, len(rows) - self._settings.replay.per_prompt) :]
 
     def _successful(self, stat: GroupStat) -> list[int]:
-        return [row for row in stat.sampled_rows if stat.rewards[row] > self._settings.replay.min_success]
+        return [row for row in stat.sampled_rows if stat.rewards[row] > self._settings.replay.min_success + TOLERANCE]
 
     def _with_successes(self, memory: Groups) -> Groups:
         """Without groups of which no success is among the newest of its prompt."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import Groups, Reasons, filtered_fresh
 from bapo.algorithms.randomness import sample_in_order
-from bapo.algorithms.reward_levels import is_hard, is_informative, is_solved, is_within
+from bapo.algorithms.reward_levels import is_all_correct, is_hard, is_informative, is_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window
 from bapo.core.types import GroupStat, HardPrompt
@@ -124,11 +124,11 @@ def judge(
         return Reason.LEFT_BAD
     if not is_newest:
         return Reason.DUPLICATE_PROMPT
-    if is_solved(stat):
+    if is_all_correct(stat):
         return Reason.SOLVED
     if is_hard(stat, settings.c1):
         return Reason.STILL_HARD
-    if stat.homogeneous:
+    if not is_informative(stat):
         return Reason.NO_VARIANCE
     return Reason.DUPLICATE_PROMPT if stat.prompt_id in taken else Reason.IMPROVED
 

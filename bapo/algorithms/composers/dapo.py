@@ -2,7 +2,7 @@
 
     round 1 --fewer than B informative--> NeedMore --> round 2 --> ... --> the first B informative ones train
 
-Informative is what has a standard deviation above 0, also with fractional rewards whose sum is below 1 or above G - 1.
+Informative is what has a standard deviation above 0, as for the filter `range`.
 
 At most `max_rounds` rounds; then what there is trains, and the batch is underfilled (the BAPO paper's comparison; verl
 raises instead). What is informative beyond B is consumed and counted as `surplus`. The filter reads the rewards of
@@ -15,6 +15,7 @@ from __future__ import annotations
 from bapo.algorithms.composer import AssemblyView, Decision, NeedMore, Reason, Rng, whole_groups
 from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
 from bapo.algorithms.filters import why_left_out
+from bapo.algorithms.reward_levels import is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat
 
@@ -31,7 +32,7 @@ class Dapo(FreshOnly):
         reasons = unused(view)
         informative: dict[str, GroupStat] = {}
         for stat in view.fresh:
-            if stat.homogeneous:
+            if not is_informative(stat):
                 reasons[stat.group_id] = why_left_out(stat)
             elif stat.prompt_id in informative:
                 reasons[stat.group_id] = Reason.DUPLICATE_PROMPT

@@ -1,7 +1,7 @@
 """Pilot and commit: a few responses first, the others only where they are expected to be informative.
 
     step t      X_on: B pilots of n = `pilot_size` responses --is_promising--> B_bad (prompt), B_high (pilot)
-    step t + m  prompts of B_bad: G - n more responses of each --joined with the pilot, 1/G <= mu <= (G-1)/G--> X1
+    step t + m  prompts of B_bad: G - n more responses of each --joined with the pilot, rewards that differ--> X1
 
 The rewards of a prompt have variance p (1 - p), the signal of its advantages. With the prior p ~ Beta(s r, s (1 - r)),
 r = r_tot of the step and s = `pilot_prior`, a pilot with k correct responses is promising if
@@ -26,7 +26,7 @@ from bapo.algorithms.filters import why_left_out
 from bapo.algorithms.reward_levels import expected_variance, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
-from bapo.core.types import GroupStat, HardPrompt, Origin
+from bapo.core.types import GroupStat, HardPrompt, Origin, are_equal
 
 
 class PilotCommit:
@@ -102,7 +102,7 @@ def completed(pilot: GroupStat, rest: GroupStat) -> GroupStat:
         policy_version=pilot.policy_version,
         size=pilot.size + rest.size,
         reward_sum=pilot.reward_sum + rest.reward_sum,
-        homogeneous=len(set(rewards)) == 1,
+        homogeneous=are_equal(rewards),
         rewards=rewards,
     )
 

@@ -1,7 +1,7 @@
 """ReLIFT (docs/methods.md): reinforcement on what is within reach, supervised steps on what is not.
 
     fresh group --sampled rows--------------------------------------------> item of kind rl
-         '--all-incorrect, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows
+         '--none right, all alike, ended--> queue (newest first) --N wait--> N items of kind sft: the expert rows
 
 The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`,
 else B; the newest N train in one step, the others stay. A response counts as well formatted when it ended by itself
@@ -16,7 +16,7 @@ from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
 from bapo.algorithms.composers.luffy import require_experts
 from bapo.algorithms.composers.replay_memory import newest, once_per_prompt, with_fresh
 from bapo.algorithms.filters import Groups, filtered_fresh
-from bapo.algorithms.reward_levels import TOLERANCE
+from bapo.algorithms.reward_levels import is_all_correct, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
 from bapo.core.errors import ConfigError
@@ -55,9 +55,9 @@ class Relift(FreshOnly):
 
 
 def is_out_of_reach(stat: GroupStat) -> bool:
-    """All sampled responses are incorrect, none is truncated, and there is an expert solution."""
+    """No sampled response is right or better than another, none is truncated, and there is an expert solution."""
     ended = all(stat.outcomes[row] != Outcome.TRUNCATED for row in stat.sampled_rows)
-    return stat.reward_sum <= TOLERANCE and ended and bool(stat.expert_rows)
+    return not is_informative(stat) and not is_all_correct(stat) and ended and bool(stat.expert_rows)
 
 
 def make_composer(settings: AlgorithmConfig) -> Relift:

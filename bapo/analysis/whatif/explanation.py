@@ -19,7 +19,7 @@ from bapo.algorithms import composer
 from bapo.algorithms.composer import Decision, Reason
 from bapo.algorithms.composers.bapo import prompt_ids, reused
 from bapo.algorithms.filters import keep_probability
-from bapo.algorithms.reward_levels import is_within
+from bapo.algorithms.reward_levels import is_informative, is_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.analysis.whatif.recording import RecordedStep, Recording, round_of, stat_of
 from bapo.analysis.whatif.simulation import SimulatedStep, rng_at
@@ -79,7 +79,15 @@ def number(value: float) -> str:
 
 
 def of_size(stat: GroupStat) -> str:
-    return f"k = {number(stat.reward_sum)} of {stat.size}"
+    """`k = 2 of 8`; with partial credit `rewards from 0 to 0.1, mean 0.075`."""
+    if is_binary(stat):
+        return f"k = {number(stat.reward_sum)} of {stat.size}"
+    rewards = [stat.rewards[row] for row in stat.sampled_rows]
+    return f"rewards from {number(min(rewards))} to {number(max(rewards))}, mean {number(stat.mu)}"
+
+
+def is_binary(stat: GroupStat) -> bool:
+    return {stat.rewards[row] for row in stat.sampled_rows} <= {0.0, 1.0}
 
 
 def reusable(config: Config, step: SimulatedStep) -> list[GroupStat]:
@@ -104,9 +112,9 @@ def _informative(case: Case) -> str:
     if name == "uniform":
         return f"{needed}, and the uniform filter sampled it, independent of its rewards"
     if name == "range":
-        return f"{needed}, and the range filter needs {_range_of(stat)}"
+        return f"{needed}, and the range filter needs {_wanted(stat)}"
     drawn = f"its draw kept it with {_probability(case)}" if name == "gaussian" else "it is in the quota of its level"
-    return f"{needed}, inside {_range_of(stat)}, and {drawn}"
+    return f"{needed}, {_inside(stat)}, and {drawn}"
 
 
 def _outside(case: Case) -> str:
@@ -115,14 +123,14 @@ def _outside(case: Case) -> str:
             f"its fresh group had {of_size(case.stat)}, and the uniform filter, which keeps a fraction of "
             f"{number(case.settings.uniform_share)} independent of rewards, did not sample it"
         )
-    return (
-        f"its fresh group had {of_size(case.stat)}, and the {case.settings.online_filter} filter needs "
-        f"{_range_of(case.stat)}"
-    )
+    had = f"its fresh group had {of_size(case.stat)}, and the {case.settings.online_filter} filter"
+    if is_informative(case.stat):  # recorded by a version that compared the sum of the rewards with 1 and G - 1
+        return f"{had} left it out, because this run was made before groups with partial credit trained"
+    return f"{had} needs {_wanted(case.stat)}"
 
 
 def _filtered(case: Case) -> str:
-    had = f"its fresh group had {of_size(case.stat)}, inside {_range_of(case.stat)}"
+    had = f"its fresh group had {of_size(case.stat)}, {_inside(case.stat)}"
     name, settings = case.settings.online_filter, case.settings
     if name == "gaussian":
         return f"{had}, but the gaussian filter keeps it with {_probability(case)} and it was not sampled"
@@ -221,8 +229,12 @@ def _asked_again(case: Case) -> str:
     return f"it was re-evaluated (requested in step {asked}{late})"
 
 
-def _range_of(stat: GroupStat) -> str:
-    return f"1 <= k <= {stat.size - 1}"
+def _wanted(stat: GroupStat) -> str:
+    return f"1 <= k <= {stat.size - 1}" if is_binary(stat) else "rewards that differ"
+
+
+def _inside(stat: GroupStat) -> str:
+    return f"inside {_wanted(stat)}" if is_binary(stat) else "which differ"
 
 
 def _probability(case: Case) -> str:

@@ -1,0 +1,267 @@
+"""Rewards between 0 and 1: a group trains when its rewards differ, and counts of correct responses count rewards of 1.
+
+For rewards in {0, 1} every rule is the paper's; that is tried on all groups of up to ten responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from bapo.algorithms.advantages import group_advantages
+from bapo.algorithms.composer import AssemblyView, Reason
+from bapo.algorithms.composers.pilot_commit import PilotCommit, completed
+from bapo.algorithms.filters import filtered_fresh, nearest_level, online_filter
+from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_informative
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.core.types import GroupStat
+from buffer_service.state import Tables
+from buffer_service.store.redis.rows import pack_tables, unpack_tables
+from tests.support.factories import make_hard, make_stat
+from tests.unit.test_composer import compose, prompts, rng_of
+from tests.unit.test_replay_composers import composer, decided, names
+
+RANGE = AlgorithmConfig(online_filter="range")
+FLOAT32_TENTH = float(np.float32(0.1))
+
+
+def reason_of(rewards: Sequence[float]) -> str:
+    _, reasons = filtered_fresh(RANGE, (make_stat(rewards=rewards),), Random(0))
+    return reasons["g-p"]
+
+
+# -- the rule
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ([0, 0.1, 0.1, 0.1], Reason.INFORMATIVE),  # sum .3, below 1
+        ([0.1, 0.1, 0.1, 1], Reason.INFORMATIVE),
+        ([0.1, 1, 1, 1], Reason.INFORMATIVE),  # sum 3.1, above G - 1
+        ([0.999, 1, 1, 1], Reason.INFORMATIVE),
+        ([0, 0, 0, 0.001], Reason.INFORMATIVE),
+        ([0.5, 0.5, 0.5, 0.4], Reason.INFORMATIVE),
+        ([0, 0, 0, 0], Reason.ALL_INCORRECT),
+        ([1, 1, 1, 1], Reason.ALL_CORRECT),
+        ([0.1, 0.1, 0.1, 0.1], Reason.NO_VARIANCE),  # sum .4: every response is well-formed, none is better
+        ([0.9, 0.9, 0.9, 0.9], Reason.NO_VARIANCE),  # sum 3.6
+        ([0.5, 0.5], Reason.NO_VARIANCE),
+        ([0.3], Reason.NO_VARIANCE),
+    ],
+)
+def test_a_group_trains_when_its_rewards_differ(rewards: list[float], reason: str) -> None:
+    assert reason_of(rewards) == reason
+
+
+@pytest.mark.parametrize("size", range(1, 11))
+def test_for_binary_rewards_the_rule_is_eq_5(size: int) -> None:
+    for rewards in product([0.0, 1.0], repeat=size):
+        stat, k = make_stat(rewards=rewards), rewards.count(1.0)
+        assert is_informative(stat) == (1 <= k <= size - 1)
+        assert is_all_incorrect(stat) == (k == 0)
+        assert is_all_correct(stat) == (k == size)
+        if 1 <= k <= size - 1:
+            assert nearest_level(stat) == k
+
+
+def test_rounding_is_no_difference() -> None:
+    sums = [0.1 + 0.2, 0.3, float(np.float32(0.3)), float(np.float32(0.1) + np.float32(0.2)), 0.3 - 1e-7]
+    assert reason_of(sums) == Reason.NO_VARIANCE
+    assert reason_of([1 - 6e-8, 1, 1, 1]) == Reason.ALL_CORRECT
+    assert reason_of([0, 1e-7, 0, 0]) == Reason.ALL_INCORRECT
+    assert reason_of([0.3, 0.3001, 0.3, 0.3]) == Reason.INFORMATIVE
+
+
+@pytest.mark.parametrize("norm", ["pop_var", "std_ddof1", "center"])
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+def test_rounding_gives_no_advantage(norm: str, eps: float) -> None:
+    rewards = [0.3, 0.3 + 3e-8, 0.3, 0.3 - 3e-8]
+    assert group_advantages(rewards, norm, eps).tolist() == [0, 0, 0, 0]  # type: ignore[arg-type]
+
+
+def test_an_expert_s_reward_makes_no_sampled_response_better() -> None:
+    stat = make_stat(rewards=[0.1, 0.1, 0.1, 1.0], experts=[3])
+    assert not is_informative(stat)
+    assert is_informative(make_stat(rewards=[0.1, 0.0, 0.1, 1.0], experts=[3]))
+
+
+def test_a_group_of_b_high_keeps_what_it_was_through_the_store() -> None:
+    rewards = ([0, FLOAT32_TENTH, FLOAT32_TENTH, FLOAT32_TENTH], [FLOAT32_TENTH] * 4, [FLOAT32_TENTH, 1, 1, 1])
+    high = tuple(make_stat(rewards=found, prompt_id=f"p{i}") for i, found in enumerate(rewards))
+    kept = unpack_tables(pack_tables(Tables(high=high))).high
+    assert kept == high
+    assert [is_informative(stat) for stat in kept] == [True, False, True]
+
+
+# -- filters
+
+
+def test_a_quota_counts_an_informative_group_to_its_nearest_level_with_a_signal() -> None:
+    def level(*rewards: float) -> int:
+        return nearest_level(make_stat(rewards=rewards))
+
+    assert level(0, 0.1, 0.1, 0.1) == 1  # sum .3: level 0 has no informative group
+    assert level(0.9, 1, 1, 1) == 3  # 3.9: nor has level G
+    assert (level(0.5, 0, 0, 1), level(0.5, 0, 1, 1), level(0.4, 0, 0, 1)) == (2, 3, 1)
+
+
+def test_a_quota_takes_groups_of_partial_credit_like_those_of_their_level() -> None:
+    settings = AlgorithmConfig(online_filter="gaussian_quota", group_size=4, batch_size=8)
+    fresh = [make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id=f"p{i}") for i in range(8)]
+    assert len(online_filter(settings, fresh, Random(0))) == 6  # all of one level: floor(.75 * 8)
+
+
+def test_the_gaussian_weighs_a_group_by_its_mean() -> None:
+    settings = AlgorithmConfig(online_filter="gaussian", gaussian_center=0.075, gaussian_width=0.001)
+    fresh = [make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id="a"), make_stat(rewards=[0, 0, 0, 1], prompt_id="b")]
+    assert [stat.prompt_id for stat in online_filter(settings, fresh, Random(0))] == ["a"]
+
+
+# -- the composer `bapo`: c1, c2 and c3 compare the mean as it stands
+
+
+def group(*rewards: float, prompt_id: str = "p", kind: str = "f", birth: int = 0) -> GroupStat:
+    return make_stat(rewards=rewards, prompt_id=prompt_id, group_id=f"{kind}-{prompt_id}", birth=birth)
+
+
+@pytest.mark.parametrize(("c1", "is_in_bad"), [(0.0, ""), (1 / 8, "p"), (0.074, ""), (0.075, "p")])
+def test_a_hard_prompt_may_train_too(c1: float, is_in_bad: str) -> None:
+    """As k = 1 of 8 does with c1 = 1/8. The mean of 0, .1, .1, .1 is .075."""
+    decision = compose(AlgorithmConfig(batch_size=6, c1=c1), fresh=[group(0, 0.1, 0.1, 0.1)])
+    assert (decision.x1, prompts(decision.bad)) == (("f-p",), is_in_bad)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason", "is_left"),
+    [
+        ([0, 0.1, 0.1, 0.1], Reason.STILL_HARD, True),  # mean .075 <= c1 = 1/8
+        ([0.1, 0.1, 0.1, 0.1], Reason.STILL_HARD, True),
+        ([0.2, 0.2, 0.2, 0.2], Reason.NO_VARIANCE, True),
+        ([0, 0.1, 0.1, 1], Reason.IMPROVED, False),
+        ([0.9, 1, 1, 1], Reason.IMPROVED, False),  # not solved: three are better than the fourth
+        ([1, 1, 1, 1], Reason.SOLVED, False),
+    ],
+)
+def test_a_reevaluated_prompt_is_solved_when_every_reward_is_1(
+    rewards: list[float], reason: str, is_left: bool
+) -> None:
+    again = group(*rewards, kind="r")
+    decision = compose(fresh={"z": 8}, reevaluated=[again], bad=[make_hard(prompt_id="p")])
+    assert decision.reasons["r-p"] == reason
+    assert decision.x2 == (("r-p",) if reason == Reason.IMPROVED else ())
+    assert prompts(decision.bad) == ("p" if is_left else "")
+
+
+def test_the_window_of_b_high_compares_means() -> None:
+    window = AlgorithmConfig(batch_size=6, threshold_schedule="fixed", c2_range=(0.25, 0.25), c3_range=(0.375, 0.375))
+    fresh = [
+        group(0, 0.1, 0.1, 1, prompt_id="a"),  # mean .3
+        group(0.3, 0.3, 0.3, 0.3, prompt_id="b"),  # has no advantage: never drawn
+        group(0, 0, 0.9, 0, prompt_id="c"),  # mean .225
+    ]
+    high = compose(window, fresh=fresh).high
+    assert prompts(high) == "ab"
+    assert compose(window, fresh={"z": 8}, high=high, step=5).x3 == ("f-a",)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_taken"),
+    [([0, 0.5, 0.5, 1], True), ([0.25, 0.75, 0.5, 0.5], True), ([0, 0.5, 0.5, 0.9], False), ([0.5] * 4, False)],
+)
+def test_the_mini_test_reuses_a_mean_of_one_half(rewards: list[float], is_taken: bool) -> None:
+    mini = AlgorithmConfig(batch_size=4, c1=0.0, x3_exactly_half=True)
+    high = compose(mini, fresh=[group(*rewards)]).high
+    assert bool(compose(mini, fresh={"z": 8}, high=high, step=5).x3) is is_taken
+
+
+def test_the_youngest_are_those_whose_rewards_differ() -> None:
+    settings = AlgorithmConfig(batch_size=6, group_size=4, x3_policy="youngest", high_window=1)
+    fresh = [
+        group(0, 0.1, 0.1, 0.1, prompt_id="a"),
+        group(0.1, 0.1, 0.1, 0.1, prompt_id="b"),
+        group(0.1, 1, 1, 1, prompt_id="c"),
+        group(0, 0.1, 1, 1, prompt_id="d"),
+    ]
+    high = compose(settings, fresh=fresh).high
+    assert prompts(high) == "acd"
+    reused = compose(settings, fresh=[group(1, 1, 1, 1, prompt_id="z")], high=high, step=5).x3
+    assert reused == ("f-d", "f-c", "f-a")  # means .525, .775, .075: nearest to 1/2 first
+
+
+# -- the other composers
+
+
+def test_every_composer_leaves_out_the_same_groups() -> None:
+    fresh = [
+        make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id="a", group_id="a"),
+        make_stat(rewards=[0.1, 0.1, 0.1, 0.1], prompt_id="b", group_id="b"),
+        make_stat(rewards=[0.1, 1, 1, 1], prompt_id="c", group_id="c"),
+        make_stat(rewards=[1, 1, 1, 1], prompt_id="d", group_id="d"),
+    ]
+    for name in ("bapo", "grpo", "dapo", "remix", "dots_replay"):
+        decision = decided(composer(name, max_rounds=1, online_filter="range"), fresh)
+        assert decision.x1 == ("a", "c"), name
+        assert (decision.reasons["b"], decision.reasons["d"]) == (Reason.NO_VARIANCE, Reason.ALL_CORRECT), name
+
+
+def test_dots_keeps_groups_whose_rewards_differ() -> None:
+    rule = composer("dots_replay", replay={"share": 0.5}, online_filter="range")
+    fresh = [
+        make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id="a", group_id="a"),
+        make_stat(rewards=[0.1, 0.1, 0.1, 0.1], prompt_id="b", group_id="b"),
+    ]
+    assert names(decided(rule, fresh).high) == ["a"]
+
+
+def test_a_pilot_and_its_rest_train_when_their_rewards_differ_together() -> None:
+    settings = AlgorithmConfig(name="pilot_commit", batch_size=4, pilot_size=2, group_size=4)
+
+    def reason(pilot: list[float], rest: list[float]) -> str:
+        waiting = make_stat(rewards=pilot, prompt_id="p", group_id="pilot", birth=3)
+        view = AssemblyView(
+            step=4,
+            fresh=(make_stat(rewards=[0, 0], prompt_id="z"),),
+            reevaluated=(make_stat(rewards=rest, prompt_id="p", group_id="rest"),),
+            bad=(make_hard(prompt_id="p", birth=3),),
+            high=(waiting,),
+            previous_r_tot=None,
+        )
+        return PilotCommit(settings).compose(view, rng_of(4)).reasons["rest"]
+
+    assert reason([0.1, 0.1], [0, 0]) == Reason.INFORMATIVE  # sum .2
+    assert reason([0.1, 0.1], [0.1, 0.1]) == Reason.NO_VARIANCE
+    assert reason([1, 1], [1, 0.9]) == Reason.INFORMATIVE
+    whole = completed(make_stat(rewards=[0.3, 0.3 + 3e-8]), make_stat(rewards=[0.3, 0.3]))
+    assert whole.homogeneous
+
+
+def test_arpo_stores_a_success_and_not_what_is_as_good_as_its_limit() -> None:
+    """A reward of .1 arrives as float32, a little above .1."""
+    rule = composer("arpo", replay={"min_success": 0.1, "per_prompt": 8})
+    fresh = [
+        make_stat(rewards=[FLOAT32_TENTH, 0, 0, 0], prompt_id="a", group_id="a"),
+        make_stat(rewards=[0.2, 0, 0, 0], prompt_id="b", group_id="b"),
+    ]
+    assert names(decided(rule, fresh).high) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_queued"),
+    [
+        ([0, 0, 0], True),
+        ([0.1, 0.1, 0.1], True),  # well-formed and wrong: no advantage either
+        ([0, 0.1, 0.1], False),  # trains
+        ([1, 1, 1], False),
+        ([0, 0, 1], False),
+    ],
+)
+def test_relift_asks_the_expert_where_nothing_can_be_reinforced(rewards: list[float], is_queued: bool) -> None:
+    rule = composer("relift", num_experts=1, online_filter="range", replay={"sft_items": 2})
+    decision = decided(rule, [make_stat(rewards=[*rewards, 1.0], experts=[3])])
+    assert bool(decision.high) is is_queued
+    assert bool(decision.x1) is (len(set(rewards)) > 1)
