@@ -396,6 +396,12 @@ def num_sampled(result: GroupResult) -> int:
     return len(result.rewards) - result.outcomes.count(Outcome.EXPERT)
 
 
+def sampled_rewards(result: GroupResult) -> list[float]:
+    """Rewards of the responses that a worker sampled; at least one."""
+    outcomes = result.outcomes or bytes(len(result.rewards))
+    return [reward for reward, outcome in zip(result.rewards, outcomes, strict=True) if outcome != Outcome.EXPERT]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """D_t = X1 + X2 + X3, at most B groups (eqs. 5-7). The same step always has the same batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
-from bapo.core.types import Batch, Origin, Outcome, num_sampled
+from bapo.core.types import Batch, Origin, Outcome, are_equal, num_sampled, sampled_rewards
 from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
@@ -197,6 +199,7 @@ def metrics_row(
         "num_active_tokens": sum(result.num_active for result in report.minibatches),
         "num_updates": len(report.minibatches),
         **_truncation_fields(batch),
+        **_informative_fields(batch),
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
         **report.utilization.fields,
         **report.facts,
@@ -212,6 +215,20 @@ def _truncation_fields(batch: Batch) -> dict[str, int]:
     return {
         "num_responses": sum(map(num_sampled, results)),
         "num_truncated": sum(result.outcomes.count(Outcome.TRUNCATED) for result in results),
+    }
+
+
+def _informative_fields(batch: Batch) -> dict[str, Any]:
+    """Groups with rewards that differ, of those that this step was the first to inspect: how many trained, and why the
+    others did not. A pilot that waits for the rest of its group is in neither."""
+    new = {result.group_id: result for result in batch.results if result.birth == batch.step}.values()
+    decided = [result for result in new if result.reason != Reason.PROMISING]
+    informative = [result for result in decided if not are_equal(sampled_rewards(result))]
+    left_out = Counter(result.reason for result in informative if result.origin is None)
+    return {
+        "num_informative": len(informative),
+        "num_informative_trained": len(informative) - left_out.total(),
+        "informative_left_out": dict(left_out.most_common()),
     }
 
 

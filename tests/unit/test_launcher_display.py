@@ -176,6 +176,41 @@ def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summar
     assert not list(losses({"pushed_groups:stored": 5}, [make_row(1, num_responses=8, num_truncated=0)]))
 
 
+def left_out(step: int, num: int, **reasons: int) -> dict[str, Any]:
+    trained = num - sum(reasons.values())
+    return make_row(
+        step,
+        num_responses=32,
+        num_truncated=0,
+        num_informative=num,
+        num_informative_trained=trained,
+        informative_left_out=reasons,
+    )
+
+
+def test_a_run_in_which_most_groups_with_different_rewards_do_not_train_says_so() -> None:
+    rows = [left_out(1, 10, filtered=9), left_out(2, 10, filtered=1, still_hard=2)]
+    ((kind, sentence),) = losses({}, rows)
+    assert kind == "untrained"
+    assert sentence.startswith("12 of 20 groups whose rewards differ did not train in the last 2 steps")
+    assert "(10 filtered, 2 still_hard)" in sentence
+    assert "algorithm.online_filter" in sentence
+    assert sentence in "\n".join(drawn(render(make_snapshot(metrics=rows), 200), 200))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [left_out(1, 20, filtered=10)],  # half of them trained
+        [left_out(1, 15, filtered=15)],  # too few to say
+        [left_out(1, 1000, filtered=1000), *(left_out(step, 2, filtered=1) for step in range(2, 22))],  # long ago
+        [make_row(1, num_responses=32, num_truncated=0)],  # of an earlier version
+    ],
+)
+def test_a_run_that_trains_on_its_signal_is_not_warned(rows: list[dict[str, Any]]) -> None:
+    assert not list(losses({}, rows))
+
+
 def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     with start_of(run) as session:

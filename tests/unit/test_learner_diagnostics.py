@@ -31,6 +31,29 @@ def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchRes
     )
 
 
+def test_a_row_says_how_many_groups_with_rewards_that_differ_trained_and_why_the_others_did_not() -> None:
+    config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
+    batch = make_batch(groups=[make_group(rewards="10", lengths=[1, 1])], origins=[Origin.X1], step=10)
+    seen = replace(batch.results[0], birth=10)
+    none = {"origin": None, "birth": 10}
+    results = (
+        replace(seen, group_id="a", rewards=(0.0, 0.1)),
+        replace(seen, group_id="a", rewards=(0.0, 0.1)),  # in two items of the batch
+        replace(seen, group_id="b", rewards=(0.1, 0.1), reason="no_variance", **none),
+        replace(seen, group_id="c", rewards=(0.3, 0.3 + 3e-8), reason="no_variance", **none),  # rounding
+        replace(seen, group_id="d", rewards=(0.1, 1.0), reason="filtered", **none),
+        replace(seen, group_id="e", rewards=(0.0, 1.0), reason="filtered", **none),
+        replace(seen, group_id="f", rewards=(0.0, 1.0), reason="stale", **none),
+        replace(seen, group_id="g", rewards=(0.0, 1.0), reason="promising", **none),  # decided later
+        replace(seen, group_id="h", rewards=(0.0, 1.0), birth=9),  # counted in step 9
+        replace(seen, group_id="i", rewards=(0.1, 1.0), outcomes=bytes([Outcome.GRADED, Outcome.EXPERT]), origin=None),
+    )
+    report = UpdateReport(lr=1e-4, minibatches=(), num_tokens=0)
+    row = metrics_row(replace(batch, results=results), report, policy_version=9, config=config, seconds={"step": 1.0})
+    assert (row["num_informative"], row["num_informative_trained"]) == (4, 1)
+    assert row["informative_left_out"] == {"filtered": 2, "stale": 1}
+
+
 def test_the_row_of_a_step_by_hand() -> None:
     groups = [
         make_group(rewards="10", prompt_id="a", lengths=[1, 1], version=9),

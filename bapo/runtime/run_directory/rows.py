@@ -59,6 +59,8 @@ MetricsRow = msgspec.defstruct(
         *_optional("policy_version", Version),
         *_optional("reward_mean r_tot", Share),
         *_optional("x1 x2 x3 batch_size num_bad num_high num_updates num_tokens", Count),
+        *_optional("num_informative num_informative_trained", Count),
+        *_optional("informative_left_out", dict[str, Count]),
         *_optional("c2 c3 k1 k2 k2_on_grid k3 loss grad_norm entropy kl clip_ratio ratio_max lr tokens_per_s", float),
         *_optional("tflops_per_s mfu", float),
         *_optional("staleness_x1_mean staleness_x2_mean staleness_x3_mean", float),

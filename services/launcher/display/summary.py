@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bapo.algorithms.composer import Reason
 from bapo.analysis.run_records import first_results
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
@@ -22,7 +23,7 @@ VERIFIER_REASONS = {
 
 
 def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(kind, count with rate and most frequent reason); empty for a run without losses.
+    """(kind, count with rate and most frequent reason) of what was sampled and not used; empty for a run without.
 
     Args:
         counters: event counters of the buffer, from `GET /counters`.
@@ -42,6 +43,40 @@ def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) ->
         num_responses = sum(row["num_responses"] for row in rows)
         rate = percent(num_truncated / num_responses)
         yield "truncated", f"{num_truncated} of {num_responses} responses ({rate}), by rollout.max_response_tokens"
+    if sentence := untrained([row for row in rows if "num_informative" in row][-LATEST:]):
+        yield "untrained", sentence
+
+
+LATEST = 20
+"""Steps over which most groups with different rewards must have been left out."""
+FEWEST = 16
+"""Groups with different rewards below which a majority says nothing."""
+REMEDIES = {
+    Reason.FILTERED: 'set algorithm.online_filter = "range"',
+    Reason.STILL_HARD: "lower algorithm.c1",
+    Reason.NO_ROOM: "raise algorithm.batch_size",
+    Reason.SURPLUS: "raise algorithm.batch_size",
+    Reason.STALE: "raise cadence.max_staleness, or lower cadence.max_steps_ahead",
+    Reason.DUPLICATE_PROMPT: "use more prompts",
+}
+
+
+def untrained(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many of the groups whose rewards differ did not train in these steps, why, and what to set; empty unless
+    these are most of them."""
+    num = sum(row["num_informative"] for row in rows)
+    num_left_out = num - sum(row["num_informative_trained"] for row in rows)
+    if num < FEWEST or 2 * num_left_out <= num:
+        return ""
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        reasons.update(row["informative_left_out"])
+    why = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+    remedy = REMEDIES.get(reasons.most_common(1)[0][0], "`bapo explain RUN all STEP` says why")
+    return (
+        f"{num_left_out} of {num} groups whose rewards differ did not train in the last {len(rows)} steps ({why}); "
+        f"{remedy}"
+    )
 
 
 def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
