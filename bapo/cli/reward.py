@@ -16,10 +16,11 @@ from bapo.cli.help import Command, group
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.dataset import Columns, gold_text, is_file
+from bapo.tasks.dataset import Columns, is_file
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
 from bapo.tasks.rewards import grades_groups, reward_columns
+from bapo.tasks.right_answers import gold_text
 
 SHOWN = 5
 """Maximum number of different problems that are printed; `--json` has all, row by row."""

@@ -15,7 +15,8 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from bapo.tasks.base import IMAGE, MESSAGES, ROW, beginning_of, make_prompt, who
 from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
 from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Reward, load_reward, reward_columns
+from bapo.tasks.right_answers import as_text, exact_texts, gold_text, is_list_in_text, right_answers
 from bapo.tasks.user_functions import ALL
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class Columns:
 
     prompt: str | None
     answer: str | None
-    """None: detected from the first row of each file."""
+    """None: each file's own, by its columns that have values (`columns_of_file`)."""
     extra: tuple[str, ...]
     message_format: str | None
     """None: use the chat template."""
@@ -62,6 +64,8 @@ class Columns:
     """What prompts say of who grades them."""
     images: str | None = None
     """Column of the images; None: prompts are text."""
+    by_text: bool = False
+    """Whether answers are compared as texts, by no function: an answer that is none is then its row's error."""
 
     def asked(self, value: Any) -> Any:
         """Prompt of a row: text, or messages if the row has them or the options build them."""
@@ -132,17 +136,19 @@ class DatasetTask:
         _ = self._reward
 
     def reward(self, prompt: Prompt, text: str) -> float | None:
-        """The custom reward; without one, 1.0 if the stripped text equals the answer, else 0.0."""
+        """The custom reward; without one, 1.0 if the stripped text is one of the right answers, else 0.0."""
         return self.rewards(prompt, [text])[0]
 
     def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
         """Rewards of all responses to a prompt."""
         if self._reward is not None:
             return self._reward.of_group(prompt, texts)
-        right = _as_text(prompt.answer["answer"]).strip()
+        right = exact_texts(prompt.answer["answer"])
         # The answer may be all that follows the beginning of the message, or have it as well.
         whole = whole_responses(prompt, texts)
-        return [float(right in (text.strip(), full.strip())) for text, full in zip(texts, whole, strict=True)]
+        return [
+            float(not right.isdisjoint((text.strip(), full.strip()))) for text, full in zip(texts, whole, strict=True)
+        ]
 
     def level(self, prompt: Prompt) -> float | None:
         """The number in the column `level`, if it is one of `extra_columns`; otherwise None."""
@@ -153,7 +159,9 @@ class DatasetTask:
         """The answer in the given format; unknown for a custom reward without a format."""
         if self._gold_format is None:
             return None
-        return _continued(prompt, self._gold_format.replace("{answer}", gold_text(prompt.answer["answer"])))
+        answer = prompt.answer["answer"]
+        gold = right_answers(answer)[0] if self._columns.by_text else gold_text(answer)
+        return _continued(prompt, self._gold_format.replace("{answer}", gold))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
         """The part of a response where `gold_format` puts the answer; the whole text for exact match; unknown for a
@@ -172,7 +180,7 @@ class DatasetTask:
         if self._expert_column is None:
             return self.gold(prompt)
         value = prompt.answer.get(self._expert_column)
-        return None if value is None else _continued(prompt, _as_text(value))
+        return None if value is None else _continued(prompt, as_text(value))
 
     @cached_property
     def _reward(self) -> Reward | None:
@@ -233,7 +241,8 @@ def make_task(
         path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
-        prompt_column, answer_column: dots step into nested columns; by default each file's own are recognized.
+        prompt_column, answer_column: dots step into nested columns; by default each file's own are recognized: the
+            first of the known names that has a value in any row.
         extra_columns: further columns that the reward finds in `prompt.answer`, by name. Those that a function of
             columns takes by name or by `**kwargs` are there without it. A column `level` of numbers is the prompt's
             difficulty for selectors that go from easy to hard.
@@ -246,7 +255,8 @@ def make_task(
         question_format: what is asked, around the field {prompt}, where prompts are texts.
         chat: a prompt that is text is a message of the user, written by the chat template.
         system_prompt: the first message of conversations that have no system message; texts need `chat`.
-        reward: a reward by name (docs/your_task.md); default: exact match of the stripped text.
+        reward: a reward by name (docs/your_task.md); default: exact match of the stripped text with the answer, or with
+            any of them where the answer is a list.
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
@@ -278,6 +288,7 @@ def make_task(
         system_prompt=system_prompt,
         images=images_column,
         for_reward=reward_columns(name) if (name := graded_by or reward) else frozenset(),
+        by_text=graded_by is None and reward is None,
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
@@ -293,18 +304,33 @@ def _read_prompts(source: str, columns: Columns, images: Images) -> dict[str, Pr
     """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
     prompts: dict[str, Prompt] = {}
     num_rows = 0
+    columns = columns_of_file(source, columns)
     write = Conversations(columns)
     for row in read_rows(source):
         num_rows += 1
-        if num_rows == 1:
-            columns = replace(columns, answer=columns.answer or answer_column(row), prompt=prompt_column(row, columns))
         prompt = prompt_of(row, columns, write, _images_of(row, columns, images, source))
         prompts.setdefault(prompt.prompt_id, prompt)
     if not prompts:
         raise ConfigError(f"dataset {source} has no rows")
     if num_rows > len(prompts):
         log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
+    if columns.by_text:
+        _tell_of_lists(source, prompts.values())
     return prompts
+
+
+def _tell_of_lists(source: str, prompts: Iterable[Prompt]) -> None:
+    """Warn where a list could be meant otherwise than it is graded."""
+    answers = [prompt.answer["answer"] for prompt in prompts]
+    if num := sum(isinstance(answer, list) and len(answer) > 1 for answer in answers):
+        log.warning("dataset %s: %d answers are lists: any one answer of a list is right, alone", source, num)
+    if num := sum(map(is_list_in_text, answers)):
+        log.warning(
+            "dataset %s: %d answers are texts that look like lists; only the whole text is right. Where any one of a "
+            "list is right, make it a list of JSON or parquet",
+            source,
+            num,
+        )
 
 
 def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
@@ -316,7 +342,7 @@ def _images_of(row: Row, columns: Columns, images: Images, source: str) -> list[
     """Digests of the row's images, which are stored in `images`."""
     if columns.images is None:
         return []
-    if not row.has(columns.images) and IMAGE not in str(row.get(prompt_column(row, columns))):
+    if not row.has(columns.images) and IMAGE not in str(row.get(str(columns.prompt))):
         return []  # a row without images among others
     value = row.get(columns.images)
     folder = Path(source).parent if is_file(source) else None
@@ -328,9 +354,15 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
     """One row as a prompt. Raises: ConfigError that names the row.
 
     Args:
+        columns: of the row's file (`columns_of_file`).
         images: digests of its images.
     """
-    column, asked = columns.answer or answer_column(row), prompt_column(row, columns)
+    asked, column = str(columns.prompt), columns.answer
+    if column is None:
+        raise ConfigError(
+            f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
+            f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
+        )
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
@@ -361,11 +393,14 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
         )
     _check_json(row, extra | answer)
     try:
-        return make_prompt(
+        prompt = make_prompt(
             columns.task, text, answer, extra=extra | {ROW: row.where}, images=images, templated=templated
         )
-    except ConfigError as error:
+        if columns.by_text:
+            right_answers(answer["answer"])
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"{row.where}: {error}") from error
+    return prompt
 
 
 def _for_reward(row: Row, columns: Columns) -> Iterator[tuple[str, Any]]:
@@ -388,7 +423,7 @@ class Conversations:
         for message in messages:
             is_message = isinstance(message, Mapping)
             if not is_message or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                where = f"{row.where}: column {prompt_column(row, self._columns)!r}"
+                where = f"{row.where}: column {self._columns.prompt!r}"
                 raise ConfigError(f"{where}: a message needs role and content, got {message!r:.80}")
         try:
             if self._template is not None:
@@ -451,17 +486,6 @@ def _continued(prompt: Prompt, text: str) -> str:
     return text.removeprefix(beginning_of(prompt))
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def gold_text(answer: Any) -> str:
-    """An answer as a right response has it; the first of a list of texts, each of which is right."""
-    if isinstance(answer, list) and answer and isinstance(answer[0], str):
-        return answer[0]
-    return _as_text(answer)
-
-
 ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
     "answer": (),
     "reward_model.ground_truth": ("data_source", "ability", "extra_info"),
@@ -469,10 +493,10 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
     "final_answer": (),
     "solution": (),
 }
-"""Native, verl, SkyRL, OlympiadBench, TRL: the first that a row has is taken; with the columns that the layout's
-rewards ask for."""
+"""Native, verl, SkyRL, OlympiadBench, TRL: the first that has a value in any row of the file is taken, with the
+columns that the layout's rewards ask for."""
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
-"""The first that a row has is taken."""
+"""The first that has a value in any row of the file is taken."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
 CONVERT_CSV = (
@@ -513,19 +537,21 @@ class Row:
         return value
 
 
-def read_rows(source: str) -> Iterator[Row]:
+def read_rows(source: str, *, only: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows of a file, or of a Hub dataset written as "owner/name" or "owner/name:split".
 
+    Args:
+        only: columns that are needed, where leaving out the others saves work.
     Raises: ConfigError, also while iterating, for a file that is missing or malformed.
     """
     path = Path(source)
     if is_file(source):
         if not path.is_file():
             raise ConfigError(f"dataset file {source} not found (in {Path.cwd()})")
-        return _READERS[path.suffix](path)
+        return _READERS[path.suffix](path, only)
     hub_id = _HUB_ID.fullmatch(source)
     assert hub_id is not None  # is_file refuses anything else
-    return _hub_rows(hub_id[1], hub_id[2] or "train")
+    return _hub_rows(hub_id[1], hub_id[2] or "train", only)
 
 
 def is_file(source: str) -> bool:
@@ -541,23 +567,40 @@ def is_file(source: str) -> bool:
     return False
 
 
-def prompt_column(row: Row, columns: Columns) -> str:
-    """The column that is named, or the first known one that `row` has."""
-    return columns.prompt or next((name for name in PROMPT_COLUMNS if row.has(name)), PROMPT_COLUMNS[0])
+def columns_of_file(source: str, columns: Columns) -> Columns:
+    """`columns` with the names that nobody gave: alike for all rows of a file, whichever of them are null.
+
+    The answer's stays None where the file has none. Raises: ConfigError for a file that is missing.
+    """
+    prompts = (columns.prompt,) if columns.prompt else PROMPT_COLUMNS
+    answers = (columns.answer,) if columns.answer else tuple(ANSWER_COLUMNS)
+    prompt, answer = first_with_values(source, prompts, answers)
+    return replace(columns, prompt=prompt or prompts[0], answer=answer or columns.answer)
 
 
-def answer_column(row: Row) -> str:
-    """Which known layout `row` has. Raises: ConfigError if none."""
-    for column in ANSWER_COLUMNS:
-        if row.has(column):
-            return column
-    raise ConfigError(
-        f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
-        f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
-    )
+def first_with_values(source: str, *choices: Sequence[str]) -> list[str | None]:
+    """Of each choice the first column that has a value in any row; None where none has.
+
+    Reads no further than it has to: a column is out only when the file's schema, or every row, is without it. A row
+    that cannot be read ends the search; whoever reads the rows says what is wrong with it.
+    """
+    left = [list(names) for names in choices]
+    found: list[str | None] = [None] * len(choices)
+    rows = read_rows(source, only=[name for names in choices for name in names])
+    with suppress(ConfigError):
+        for number, row in enumerate(rows):
+            if number == 0 and Path(source).suffix != ".jsonl":  # every row has the columns of the schema
+                left = [[n for n in names if n in row.values or n.partition(".")[0] in row.values] for names in left]
+            for place, names in enumerate(left):
+                # What comes before the best so far may have its first value further on.
+                if (first := next((name for name in names if row.has(name)), None)) is not None:
+                    found[place], left[place] = first, names[: names.index(first)]
+            if not any(left):
+                break
+    return found
 
 
-def _jsonl_rows(path: Path) -> Iterator[Row]:
+def _jsonl_rows(path: Path, _: Sequence[str] | None) -> Iterator[Row]:
     with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if not line.strip():
@@ -581,13 +624,13 @@ def _opened(path: Path) -> IO[bytes]:
         raise ConfigError(f"cannot read dataset file {path}: {error.strerror}") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, only: Sequence[str] | None) -> Iterator[Row]:
     # By name: pyarrow has no types, and only the reader of a parquet file should pay for its import.
     parquet = importlib.import_module("pyarrow.parquet")
     arrow = importlib.import_module("pyarrow")
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE):
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE, columns=only):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(where=f"{path} row {number}", values=values)
@@ -595,10 +638,13 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise ConfigError(f"{path}: not a readable parquet file (after row {number}): {error}") from error
 
 
-_READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}
+_READERS: Mapping[str, Callable[[Path, Sequence[str] | None], Iterator[Row]]] = {
+    ".parquet": _parquet_rows,
+    ".jsonl": _jsonl_rows,
+}
 
 
-def _hub_rows(name: str, split: str) -> Iterator[Row]:
+def _hub_rows(name: str, split: str, only: Sequence[str] | None) -> Iterator[Row]:
     """Loaded before the first row is read, so that a package or data set that is missing is not an error of a row."""
     try:
         datasets = importlib.import_module("datasets")
@@ -611,4 +657,7 @@ def _hub_rows(name: str, split: str) -> Iterator[Row]:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # loading runs the Hub's client and the data set's own reader
         raise ConfigError(f"cannot load dataset {name!r} split {split!r}: {error}") from error
+    if only is not None:  # decoding images takes longer than anything else
+        tops = {part for name in only for part in (name, name.partition(".")[0])}
+        rows = rows.select_columns([column for column in rows.column_names if column in tops])
     return (Row(where=f"{name}:{split} row {number}", values=values) for number, values in enumerate(rows, start=1))

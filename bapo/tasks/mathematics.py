@@ -30,6 +30,7 @@ from bapo.tasks import dataset, guard
 from bapo.tasks.answer_formats import ANSWER, written_answer
 from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.math_answers import decided, rounding_of, spelled
+from bapo.tasks.right_answers import right_answers
 
 NAME = "mathematics"
 BOXED = "\\boxed{{answer}}"
@@ -101,12 +102,10 @@ def _from_hub(names: Sequence[str]) -> dict[str, str]:
 def boxed(prompt: Prompt, text: str) -> float:
     """1.0 if the last box of the response holds the answer, else 0.0; a response without a box is wrong.
 
-    An answer that is a list has several readings, any of which is right, as all of them together are.
+    Any answer of a list is right, as all of them together are; a list within it is one answer of several values.
     Raises: ValueError for an answer of the data set that cannot be read: the row is at fault, not the response.
     """
     golds = _golds(prompt)
-    if not all(golds):  # an empty box would be right
-        raise ValueError(f"the answer {golds!r:.200} of the data set is empty")
     found = last_box(text)
     if found is None or len(found) > MAX_CHARS:
         return 0.0
@@ -114,10 +113,13 @@ def boxed(prompt: Prompt, text: str) -> float:
 
 
 def _golds(prompt: Prompt) -> list[str]:
+    """Raises: ValueError for an answer that is empty: an empty box would be right."""
     answer = prompt.answer["answer"]
-    parts = [str(part).strip() for part in answer] if isinstance(answer, list) else [str(answer).strip()]
-    golds = [last_box(part) or part.strip("$ ") for part in parts]
-    return [*golds, ", ".join(golds)] if len(golds) > 1 else golds
+    golds = [last_box(part) or part.strip("$ ") for part in right_answers(answer)]
+    if not all(golds):
+        raise ValueError(f"the answer {answer!r:.200} of the data set is empty")
+    together = ", ".join(golds)
+    return [*golds, together, f"[{together}]"] if len(golds) > 1 else golds
 
 
 def last_box(text: str) -> str | None:

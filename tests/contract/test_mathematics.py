@@ -54,7 +54,7 @@ def test_anything_else_is_wrong(response: str) -> None:
 
 @pytest.mark.parametrize("response", ["\\boxed{12}", "\\boxed{}", "12"])
 def test_an_answer_of_the_data_set_that_nobody_can_read_is_an_error_and_no_wrong_answer(response: str) -> None:
-    with pytest.raises(ValueError, match="of the data set is empty"):
+    with pytest.raises(ValueError, match="is empty"):
         boxed(_prompt(""), response)
 
 
@@ -93,6 +93,31 @@ def test_one_of_several_answers_is_right_and_so_are_all_together() -> None:
     for found in ("2", "3", "2, 3", "3,2"):
         assert boxed(_prompt(["$2$", "$3$"]), f"\\boxed{{{found}}}") == 1.0
     assert boxed(_prompt(["2", "3"]), "\\boxed{4}") == 0.0
+
+
+@pytest.mark.parametrize("answer", [[], ["2", None], [None], [[]], ["", "2"]], ids=str)
+def test_boxed_refuses_an_answer_without_a_text_and_never_calls_every_response_wrong(answer: object) -> None:
+    with pytest.raises(ValueError, match="the answer"):
+        boxed(_prompt(answer), "\\boxed{2}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        ([3, 4], ["3", "4", "3, 4"], ["5", "3, 5", "34"]),
+        ([["1", "2"], "7"], ["1, 2", "7", "2,1"], ["1", "2", "8"]),
+        (["\\frac12"], ["0.5"], ["2"]),
+        (["B", "C"], ["B", "C"], ["A", "D"]),
+        (["none"], ["\\text{none}"], ["0"]),
+    ],
+    ids=str,
+)
+def test_boxed_takes_any_answer_of_a_list_and_a_list_within_it_as_one(
+    answer: object, right: list[str], wrong: list[str]
+) -> None:
+    prompt = _prompt(answer)
+    assert [boxed(prompt, f"\\boxed{{{text}}}") for text in right] == [1.0] * len(right)
+    assert [boxed(prompt, f"\\boxed{{{text}}}") for text in wrong] == [0.0] * len(wrong)
 
 
 BOMBS = {

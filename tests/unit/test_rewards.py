@@ -113,6 +113,85 @@ def test_trl_may_return_an_array(tmp_path: Path) -> None:
     assert reward.of_group(make_prompt("t", "x", {}), ["a", "b"]) == [1.0, 0.0]
 
 
+KINDS_OF_REWARDS = {
+    "a tensor": "torch.tensor([1.0, 0.0])",
+    "half precision": "torch.tensor([1.0, 0.0], dtype=torch.bfloat16)",
+    "integers": "torch.tensor([1, 0])",
+    "booleans": "torch.tensor([True, False])",
+    "a graph behind it": "torch.tensor([1.0, 0.0], requires_grad=True)",
+    "one column": "torch.tensor([[1.0], [0.0]])",
+    "0-d tensors": "[torch.tensor(1.0), torch.tensor(0.0)]",
+    "1-d tensors": "[torch.tensor([1.0]), torch.tensor([0.0])]",
+    "numpy": "np.array([1.0, 0.0], np.float32)",
+    "numpy booleans": "np.array([True, False])",
+    "numpy objects": "np.array([1.0, 0], object)",
+    "numpy scalars": "[np.float16(1), np.int8(0)]",
+    "0-d arrays": "[np.array(1.0), np.array(0)]",
+    "a tuple": "(1.0, 0)",
+    "a generator": "(r for r in (1.0, 0.0))",
+    "a map": "map(float, (1, 0))",
+    "mixed": "[torch.tensor(1.0), False]",
+}
+
+
+def _graded(tmp_path: Path, returned: str, *, signature: str = "completions, **kw", prefix: str = "trl:") -> Any:
+    source = f"import numpy as np\nimport torch\ndef f({signature}):\n    return {returned}\n"
+    task = with_reward(make_countdown(num_train=1), _load(tmp_path, prefix, source))
+    return grade(task, make_prompt("t", "x", {"answer": 1}), ["a", "b"], (0.0, 1.0))
+
+
+@pytest.mark.parametrize("returned", KINDS_OF_REWARDS.values(), ids=list(KINDS_OF_REWARDS))
+def test_trl_takes_whatever_has_a_number_for_each_completion(tmp_path: Path, returned: str) -> None:
+    assert _graded(tmp_path, returned) == {"rewards": [1.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    "returned", ["[1.0, None]", "np.array([1.0, None])", "np.array([1.0, np.nan])", "torch.tensor([1.0, torch.nan])"]
+)
+def test_none_of_trl_is_ungraded_and_so_is_nan_where_none_has_no_place(tmp_path: Path, returned: str) -> None:
+    assert "1 of 2 responses ungraded" in _graded(tmp_path, returned)["ungraded"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "number"),
+    [
+        ("torch.tensor([1.0])", "got 1"),
+        ("torch.ones(3)", "got 3"),
+        ("torch.tensor([])", "got 0"),
+        ("np.ones((1, 2))", "got 1"),
+        ("[]", "got 0"),
+        ("iter([1.0])", "got 1"),
+        ("torch.tensor(1.0)", "in a list"),
+        ("np.float32(1)", "in a list"),
+        ("None", "in a list"),
+        ("'10'", "in a list"),
+        ("b'10'", "in a list"),
+        ("{'a': 1.0, 'b': 0.0}", "in a list"),
+        ("{0.0, 1.0}", "in a list"),
+    ],
+)
+def test_trl_rewards_of_another_number_are_refused_with_both(tmp_path: Path, returned: str, number: str) -> None:
+    failed = _graded(tmp_path, returned)["failed"]
+    assert "for 2 completions" in failed
+    assert number in failed
+
+
+@pytest.mark.parametrize("returned", ["np.ones((2, 2))", "torch.zeros(2, 2)", "['1', '0']", "[1.0, float('nan')]"])
+def test_what_is_no_number_for_each_completion_is_refused(tmp_path: Path, returned: str) -> None:
+    assert "not a number in [0, 1]" in _graded(tmp_path, returned)["failed"]
+
+
+@pytest.mark.parametrize(
+    "returned", ["torch.tensor(1.0)", "torch.tensor([1.0])", "np.float32(1)", "np.array([1])", "np.bool_(True)", "True"]
+)
+@pytest.mark.parametrize("signature", ["prompt, text", "solution_str, ground_truth, **kw"])
+def test_a_reward_of_one_response_may_be_a_tensor_or_array_of_one(
+    tmp_path: Path, returned: str, signature: str
+) -> None:
+    prefix = "verl:" if "solution" in signature else ""
+    assert _graded(tmp_path, returned, signature=signature, prefix=prefix) == {"rewards": [1.0, 1.0]}
+
+
 @pytest.mark.parametrize("returned", ["[1.0]", "1.0", "[1.0, 0.0, 1.0]"])
 def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
     reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")

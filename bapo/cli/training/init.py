@@ -19,7 +19,7 @@ from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import context_length, is_hub_id, missing_parts
 from bapo.runtime.run_directory.files import replace_file, storing
-from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS, Row, is_file, read_rows
+from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS, Row, first_with_values, is_file, read_rows
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import try_first
 from bapo.tasks.registry import load_task
@@ -117,25 +117,27 @@ def inspect_data(source: str, prompt_column: str | None, answer_column: str | No
     rows = list(islice(read_rows(source), MAX_PROMPTS))
     if not rows:
         raise ConfigError(f"dataset {source} has no rows")
-    prompt = _column(rows[0], prompt_column, PROMPT_COLUMNS, "prompt")
     known = tuple(ANSWER_COLUMNS)
-    answer = _column(rows[0], answer_column, (*known, *MORE_ANSWER_COLUMNS), "answer")
+    prompts = [prompt_column] if prompt_column else PROMPT_COLUMNS
+    answers = [answer_column] if answer_column else (*known, *MORE_ANSWER_COLUMNS)
+    prompt, answer = first_with_values(source, prompts, answers)
+    if prompt is None:
+        raise _no_column(rows[0], prompt_column, PROMPT_COLUMNS, "prompt")
+    if answer is None:
+        raise _no_column(rows[0], answer_column, answers, "answer")
     return Data(
         prompt_column=prompt,
         answer_column=None if answer in known and answer_column is None else answer,
-        is_text=isinstance(rows[0].get(prompt), str),
+        is_text=all(isinstance(row.get(prompt), str) for row in rows if row.has(prompt)),
         num_rows=len(rows),
     )
 
 
-def _column(row: Row, given: str | None, usual: Sequence[str], what: str) -> str:
-    """The given column, or the first common one in the row."""
-    found = next((name for name in ([given] if given else usual) if row.has(name)), None)
-    if found is None:
-        hint = did_you_mean(given, row.values) if given else ""
-        wanted = f"no column {given!r}{hint}" if given else f"no {what} column found (tried {', '.join(usual)})"
-        raise ConfigError(f"{row.where}: {wanted}; set it with --{what}-column. The row has {', '.join(row.values)}")
-    return found
+def _no_column(row: Row, given: str | None, usual: Sequence[str], what: str) -> ConfigError:
+    """Neither the given column nor a common one has a value in any row."""
+    hint = did_you_mean(given, row.values) if given else ""
+    wanted = f"no column {given!r}{hint}" if given else f"no {what} column found (tried {', '.join(usual)})"
+    return ConfigError(f"{row.where}: {wanted}; set it with --{what}-column. The row has {', '.join(row.values)}")
 
 
 def _check_model(model: str) -> None:

@@ -4,7 +4,8 @@
 
 As in TRL: `completions` are texts, or lists of one assistant message if the prompts are messages; every column is a
 list with the row's value for each completion; `prompts` is passed too. The beginning of an answer in the prompt is part
-of the completion. None means ungraded.
+of the completion. Rewards are whatever has one number for each completion: a list, an array of numpy, a tensor of torch
+on any device. None means ungraded, and so does NaN in an array or tensor, which can hold no None.
 
 Not supported: `completion_ids` and `trainer_state` (a grader has neither; functions that require them are rejected) and
 reward models. `log_extra` and `log_metric` are accepted and ignored.
@@ -12,9 +13,9 @@ reward models. `log_extra` and `log_metric` are accepted and ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from bapo.core.types import Prompt
 from bapo.tasks.base import ASSISTANT, columns_of, conversation_of
@@ -41,12 +42,24 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float |
         }
         columns = {column: [value] * len(texts) for column, value in columns_of(prompt).items()}
         found = call_with(function, given, columns)
-        (rewards,) = settled([found])
-        if not isinstance(rewards, Sequence | np.ndarray) or len(rewards) != len(texts):
-            raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; expected one reward for each")
-        return list(rewards)
+        return _of_each(settled([found])[0], len(texts))
 
     return of_group
+
+
+def _of_each(rewards: Any, num: int) -> list[float | None]:
+    """The rewards of `num` completions as a list. Raises: TypeError that says how many there are."""
+    is_array = hasattr(rewards, "tolist")  # numpy and torch, without importing the latter
+    is_list = isinstance(rewards, Iterable) and not isinstance(rewards, str | bytes | Mapping | Set)
+    if not is_list or (is_array and getattr(rewards, "ndim", 1) == 0):
+        raise TypeError(f"returned {rewards!r:.200} for {num} completions; expected one reward for each, in a list")
+    found = rewards.tolist() if is_array and getattr(rewards, "ndim", 1) == 1 else list(rewards)
+    if len(found) != num:
+        shown = found if isinstance(rewards, Iterator) else rewards
+        raise TypeError(
+            f"returned {shown!r:.200} for {num} completions; expected one reward for each, got {len(found)}"
+        )
+    return [None if is_array and isinstance(reward, float) and math.isnan(reward) else reward for reward in found]
 
 
 def _completion(text: str, *, is_message: bool) -> str | list[dict[str, str]]:

@@ -23,10 +23,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 import msgpack
-import numpy as np
 
 from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
@@ -110,10 +109,19 @@ def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[floa
 
 
 def _number(given: object) -> numbers.Real | None:
-    """`given` as a number: Python's, numpy's scalars (bool, too), arrays without a dimension; else None."""
-    if not isinstance(given, numbers.Real) and isinstance(given, np.bool_ | np.ndarray) and given.shape == ():
+    """`given` as a number: Python's, numpy's scalars (bool, too), arrays and tensors of one element; else None."""
+    if not isinstance(given, numbers.Real) and isinstance(given, _Array) and math.prod(given.shape) == 1:
         given = given.item()
     return given if isinstance(given, numbers.Real) else None
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """numpy's, torch's on any device, jax's: none of which is imported for it."""
+
+    shape: Sequence[int]
+
+    def item(self) -> object: ...
 
 
 def _advice(reward: numbers.Real | None) -> str:

@@ -14,7 +14,7 @@ from itertools import islice
 from bapo.core.errors import ConfigError, GradingError
 from bapo.core.types import Prompt
 from bapo.tasks.base import ROW, Task
-from bapo.tasks.dataset import Columns, Conversations, prompt_of, read_rows
+from bapo.tasks.dataset import Columns, Conversations, columns_of_file, prompt_of, read_rows
 from bapo.tasks.grading.pool import GraderPool, prompt_words
 
 RIGHT, PARTLY, WRONG, BUSY = "right", "partly", "wrong", "verifier_busy"
@@ -55,6 +55,7 @@ class Trial:
 
 def read_prompts(source: str, columns: Columns, limit: int, trial: Trial) -> list[Prompt]:
     """The first `limit` rows as prompts; what cannot be read is counted in `trial`. Raises: ConfigError: no file."""
+    columns = columns_of_file(source, columns)
     write = Conversations(columns)
     prompts: list[Prompt] = []
     rows = islice(read_rows(source), limit)
