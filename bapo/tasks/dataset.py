@@ -363,6 +363,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
             f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
             f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
         )
+    if not row.has(column):
+        raise ConfigError(f"{row.where}: column {column!r} is missing or null: no answer. It has {list(row.values)}")
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
