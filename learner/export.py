@@ -1,7 +1,7 @@
 """A checkpoint's model in Hugging Face format, float32, with its tokenizer: after the last step, and by `bapo export`.
 
-    config.json, tokenizer and image files      of the base model
-    model.safetensors                           or model-00001-of-00003.safetensors .. with an index
+    config.json, tokenizer, generation and image settings, code      the base model's own files
+    model.safetensors      or model-00001-of-00003.safetensors .. with an index
 
 Written piece by piece, so a model of any size needs a few GB of memory, and under another name until it is complete.
 
@@ -13,21 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shutil
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from bapo.core.errors import ConfigError
+from bapo.runtime.base_files import copy_base_files
 from bapo.runtime.model_files import INDEX, folder_of
 from bapo.runtime.process import Flags, run_process
 from bapo.runtime.run_directory.files import storing
-from bapo.runtime.vision import PROCESSOR_FILES
+from bapo.runtime.run_directory.layout import EXPORT_FAILED
 from learner.checkpoint import Checkpoint, open_checkpoint
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import converts_singly, file_tensors
@@ -37,18 +37,6 @@ log = logging.getLogger(__name__)
 
 FILE_BYTES = 4 << 30
 """Largest size of a file of weights."""
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.tiktoken",
-    "*.model",
-    "chat_template*",
-)
-IMAGE_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json")
-"""Image preprocessing settings of a vision-language model."""
 
 
 def main(flags: Flags) -> None:
@@ -63,7 +51,7 @@ def export_model(checkpoint: Checkpoint, base: str, out: Path | None = None) -> 
     Args:
         base: model.path of the run.
         out: default: the folder `hf` of the checkpoint.
-    Raises: StorageError.
+    Raises: StorageError, ConfigError.
     """
     target = out or checkpoint.model_path
     if target.exists():
@@ -83,6 +71,32 @@ def export_model(checkpoint: Checkpoint, base: str, out: Path | None = None) -> 
                 if not target.exists():  # else another process has exported it meanwhile
                     raise
     log.info("exported %s", target)
+
+
+def check_export(base: str) -> None:
+    """Try what an export does besides writing weights: a run should not train for hours and fail at its end.
+
+    Raises: ConfigError.
+    """
+    with tempfile.TemporaryDirectory(prefix="bapo-export-") as name:
+        try:
+            _write_model_files(base, Path(name))
+            empty_model(name)
+        except Exception as error:  # transformers' classes, and a model's own code, may raise anything
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(f"model.path: the trained model of {base} could not be exported: {reason}") from error
+
+
+def export_last(checkpoint: Checkpoint, base: str, run: Path) -> None:
+    """Export the model of a run's last step. A failure is reported: the run is finished, and its weights are saved."""
+    try:
+        export_model(checkpoint, base)
+    except Exception as error:  # noqa: BLE001 - whatever fails, the run must not be lost
+        reason = f"{type(error).__name__}: {error}"
+        log.error("all steps are trained and saved; the model was not exported: %s", reason)  # noqa: TRY400 - one line
+        log.error("repeat the export with: bapo export %s", run)  # noqa: TRY400
+        with suppress(OSError):  # the disk may be full
+            (checkpoint.model_path.parent / EXPORT_FAILED).write_text(reason)
 
 
 def _write_weights(weights: StoredShards, model: PreTrainedModel, folder: Path) -> None:
@@ -107,23 +121,11 @@ def _write_weights(weights: StoredShards, model: PreTrainedModel, folder: Path) 
 
 
 def _write_model_files(base: str, folder: Path) -> None:
-    """All files of the Hugging Face format except the weights."""
-    config = AutoConfig.from_pretrained(base)
-    config.dtype = torch.float32
-    config.save_pretrained(folder)
-    with suppress(OSError):  # it has none
-        GenerationConfig.from_pretrained(base).save_pretrained(folder)
+    """All files of the Hugging Face format except the weights. Raises: ConfigError, OSError."""
     found = folder_of(base)
-    for name in IMAGE_FILES:
-        if found is not None and (found / name).is_file():
-            shutil.copyfile(found / name, folder / name)
-    if not Path(base).is_dir():
-        AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-        return
-    # Copied, not loaded and saved: a wrongly inferred tokenizer class would change the files.
-    for pattern in TOKENIZER_FILES:
-        for file in Path(base).glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+    if found is None:
+        raise ConfigError(f"model.path: the files of {base} are no longer on this machine")
+    copy_base_files(found, folder, dtype="float32")
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.spawn_ranks import ASKED
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World, join, leave, lost_rank, pick_device
-from learner.export import export_model
+from learner.export import check_export, export_last
 from learner.loop import Learner
 from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
@@ -141,6 +141,8 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         config = flags.config
         port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
         flags.run.write_port("learner", port)
+        if not flags.extra.resume:  # what a run has trained is not given up for it
+            check_export(config.model.path)
         make_embeddings(config, flags.run)
         show_run(telemetry, config, flags.run.path)
     # Hosts are started apart, possibly with different flags: those of rank 0 count.
@@ -167,7 +169,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
             learner.token_records.close()
     newest = newest_checkpoint(flags.run.path / "checkpoints") if world.leads else None
     if newest is not None:
-        export_model(newest, flags.config.model.path)
+        export_last(newest, flags.config.model.path, flags.run.path)
     log.info("finished %d steps", flags.config.run.num_steps)
 
 

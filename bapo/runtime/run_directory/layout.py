@@ -57,6 +57,8 @@ FORMAT = 1
 """Format number of the run directory (`format` in run.json), increased on incompatible changes."""
 UNDER_WAY = ("starting", "running")
 """Values of `status` in run.json for a run that is in progress."""
+EXPORT_FAILED = "export_failed.txt"
+"""In a checkpoint: why its model was not exported."""
 _STEP = re.compile(r"step-(\d{6,})")
 _FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
 

@@ -14,7 +14,7 @@ from bapo.algorithms.composer import Reason
 from bapo.analysis.run_records import first_results
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
-from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
 from bapo.tasks.grading.pool import UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError
 
 VERIFIER_REASONS = {
@@ -189,4 +189,10 @@ def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:
     newest = run.checkpoint_dir(steps[-1])
     yield "checkpoint", str(newest)
     exported = newest / "hf"
-    yield "model", f"{exported} (load it with transformers)" if exported.is_dir() else f"bapo export {run.path}"
+    failure = newest / EXPORT_FAILED
+    if exported.is_dir():
+        yield "model", f"{exported} (load it with transformers)"
+    elif failure.is_file():
+        yield "model", f"not exported: {failure.read_text()}; repeat with bapo export {run.path}"
+    else:
+        yield "model", f"bapo export {run.path}"

@@ -25,6 +25,7 @@ from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_m
 from bapo.core.plugins import module_names
 from bapo.runtime.attention_windows import shortest_window
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
+from bapo.runtime.base_files import export_problem, vocabulary_problem
 from bapo.runtime.machine import (
     GIB,
     engine_bytes,
@@ -316,6 +317,8 @@ def model_files(config: Config) -> Check:
             f"sequences: set smaller ones, at most {window} together, or use another model"
         )
         return Check(name=name, status="fail", detail=detail)
+    if problem := export_problem(path) or vocabulary_problem(folder):
+        return Check(name=name, status="fail", detail=problem)
     size = sum(file.stat().st_size for file in weight_files(folder))
     where = f"{path}, cached" if is_hub_id(path) else path
     return Check(name=name, status="ok", detail=f"{where}, {size / 1e6:.1f} MB of weights")
