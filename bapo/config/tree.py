@@ -72,6 +72,9 @@ class TaskConfig(Frozen):
     another framework, `trl:module.function`, `verl:file.py:compute_score` (docs/your_task.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
+    check_gold: bool = True
+    """Refuse a start in which gold answers of the first rows get reward 0, or a row cannot be graded. false: only warn,
+    for tasks whose data have no right answers."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MAX_SECONDS)
     """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0. In task
     `mathematics` each response has an equal share of it, and one that takes longer counts as incorrect."""

@@ -11,6 +11,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Only safetensors weights, config and tokenizer: many models include the same weights in other formats."""
 UNKNOWN = "<unk>"
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+"""Ends of the names of a table of token embeddings."""
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 KEEPS_CONTEXT = ("default", "mrope", "llama3", "longrope", "su", "yarn")
 """Kinds of RoPE whose config.json states the whole context; others extend it by their factor, except in Gemma 3."""
@@ -61,13 +64,32 @@ def num_parameters(folder: Path) -> int | None:
 
 
 def _num_in(file: Path) -> int:
+    return sum(math.prod(tensor["shape"]) for name, tensor in _header(file).items() if name != "__metadata__")
+
+
+def _header(file: Path) -> dict[str, Any]:
     """The first eight bytes are the length of the header: name -> {dtype, shape, data_offsets}."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > file.stat().st_size:
             raise ValueError(f"{file} is not a safetensors file")
-        header = json.loads(opened.read(length))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        header: dict[str, Any] = json.loads(opened.read(length))
+    return header
+
+
+def embedding_rows(folder: Path) -> int | None:
+    """Number of token ids that the model has embeddings for; None: not found."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            for name, tensor in _header(file).items():
+                if name.endswith(EMBEDDINGS):
+                    return int(tensor["shape"][0])
+    try:
+        values = json.loads((folder / CONFIG).read_text())
+        found = values.get("text_config", values).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def context_length(folder: Path) -> int | None:

@@ -25,8 +25,10 @@ from services.launcher import scenarios
 from services.launcher.display.console import Display, LineDisplay, QuietDisplay, VerboseDisplay, make_display, watch
 from services.launcher.display.summary import evaluation_summary, losses_of, summary
 from services.launcher.doctor import checks
+from services.launcher.doctor.check_list import preflight
 from services.launcher.doctor.doctor import run_doctor
 from services.launcher.doctor.dry_run import dry_run
+from services.launcher.doctor.situation import Situation
 from services.launcher.gpus.devices import visible_here
 from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.session import Session, lock, remember
@@ -63,10 +65,6 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     interrupts = Interrupts()
     interrupts.install()
     gpus = _preflight(config, flags, run)
-    if flags.verb != "buffer" and not flags.quiet:
-        for check in checks.limits_of(config):
-            if check.status == "warn":
-                console.print(Text(check.detail, "yellow"), soft_wrap=True)
     was_finished = run.read_run().get("status") == "finished"
     display = _display(flags, run, console)
     try:
@@ -114,7 +112,13 @@ def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> 
         with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
         # First, because the rest may download a model of many gigabytes.
         plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
-        checks.preflight(config, with_learner=flags.verb == "train", say=_to_stderr)
+        situation = Situation(
+            config=config,
+            with_learner=flags.verb == "train",
+            has_learner=with_learner,
+            is_resumed=bool(run.read_run()),
+        )
+        preflight(situation, say=(lambda _: None) if flags.quiet else _to_stderr)
     except BapoError:
         if not run.read_run():
             shutil.rmtree(run.path)

@@ -17,7 +17,9 @@ from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, FileToken, Keyring, 
 from bapo.runtime.auth.token_store import TokenSet
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.snapshot import Observer
-from services.launcher.doctor.checks import preflight, redis_answer
+from services.launcher.doctor.check_list import preflight
+from services.launcher.doctor.checks import redis_answer
+from services.launcher.doctor.situation import Situation
 from services.launcher.gpus.plan import GpuPlan
 from tests.support.buffer import new_store
 from tests.support.buffer_app import serving, small_config
@@ -40,7 +42,7 @@ def test_the_ports_of_another_run_are_one_sentence_that_names_it(tmp_path: Path,
     with pytest.raises(
         ConfigError, match=rf"in use by run first \(pid {os.getpid()}\): stop it with bapo stop {other.path}"
     ):
-        preflight(config)
+        preflight(Situation(config=config))
 
 
 def test_a_port_in_use_is_named_with_its_key_and_a_way_out(tmp_path: Path, taken_port: int) -> None:
@@ -48,8 +50,8 @@ def test_a_port_in_use_is_named_with_its_key_and_a_way_out(tmp_path: Path, taken
     with pytest.raises(
         ConfigError, match=rf"^port {taken_port} \(learner\.port\) is in use by another program: .*--free-ports$"
     ):
-        preflight(config)
-    preflight(config, with_learner=False)  # `bapo up` starts no learner
+        preflight(Situation(config=config))
+    preflight(Situation(config=config, with_learner=False))  # `bapo up` starts no learner
 
 
 @pytest.mark.parametrize(
@@ -148,5 +150,5 @@ def test_nothing_is_fetched_while_something_else_is_wrong(cache: Path, tmp_path:
     hub = Hub(cache, offers=["config.json", "model.safetensors"])
     config = make_config(tmp_path, model={"path": MODEL}, buffer={"port": 0, "redis_url": "redis://127.0.0.1:1/0"})
     with pytest.raises(Exception, match="does not respond"):
-        preflight(config, download=hub.download)
+        preflight(Situation(config=config), download=hub.download)
     assert hub.asked == []

@@ -207,7 +207,7 @@ def redis_of(run: RunDirectory) -> redis.Redis:
 
 @pytest.mark.parametrize("mark", [pytest.param("", marks=needs_prometheus)])
 def test_every_panel_shows_data_and_provoked_faults_fire_their_alerts(tmp_path: Path, mark: str) -> None:
-    reward = ["--task.reward", "tests.support.bad_rewards:raises_for_some_prompts"]
+    reward = ["--task.reward", "tests.support.bad_rewards:raises_for_some_prompts", "--task.check_gold", "false"]
     # Prompts stay as hard as they are, or else the policy soon solves all of them and nothing is left to train.
     steady = ["--rollout.engine_options.skill_gain", "0", "--rollout.engine_options.latency_s", "0.2"]
     judged = ["--autoscaling.actuator", "external", "--autoscaling.window_s", "2"]  # else its panels are empty

@@ -28,7 +28,14 @@ def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path:
 
 
 def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:
-    overrides = ["--task.reward", "tests.support.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
+    overrides = [
+        "--task.reward",
+        "tests.support.bad_rewards:raises",
+        "--task.check_gold",
+        "false",
+        "--buffer.max_failures_in_a_row",
+        "5",
+    ]
     process = started(train_arguments(tmp_path, *overrides))
     output, _ = process.communicate(timeout=START_S)
     assert process.returncode in (3, 5), output

@@ -89,7 +89,7 @@ def doctor(tmp_path: Path, *overrides: str) -> tuple[int, dict[str, dict[str, st
 def test_the_doctor_finds_a_sound_machine_sound(tmp_path: Path) -> None:
     code, found = doctor(tmp_path)
     assert (code, {name for name, row in found.items() if row["status"] == "fail"}) == (0, set())
-    assert found["reward on gold answers"]["detail"] == "50 of 50 rewarded 1"
+    assert found["gold answers"]["detail"] == "50 of 50 rewarded 1"
     assert "20 prompts pass a round trip" in found["tokenizer"]["detail"]
     assert found["redis starts"]["status"] == "ok"
 
@@ -103,8 +103,8 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     code, found = doctor(tmp_path, "--task.reward", "tests.support.bad_rewards:raises")
     assert code == 2
-    assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
-    assert "raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]
+    assert {name for name, row in found.items() if row["status"] == "fail"} == {"gold answers", "tokenizer"}
+    assert "raised RuntimeError: the verifier fell over" in found["gold answers"]["detail"]
     assert "changes the prompt" in found["tokenizer"]["detail"]
 
 

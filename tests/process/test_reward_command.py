@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from bapo.cli.app import app
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
-from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import load_reward
-from services.launcher.doctor.dry_run import reward as graded_first
+from services.launcher.doctor.gold_checks import gold_answers
+from services.launcher.doctor.situation import Situation
 
 REWARDS = """
 import os, time
@@ -158,7 +158,7 @@ def test_init_says_when_the_reward_fails_on_the_first_row(tmp_path: Path, monkey
     assert "the reward of the gold answer is 0; task.options.gold_format" in result.stdout
 
 
-def test_a_dry_run_refuses_a_reward_that_fails_and_warns_of_one_that_is_not_1(
+def test_a_start_refuses_a_reward_that_fails_or_gives_0_to_the_gold_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _init(tmp_path, monkeypatch)
@@ -167,7 +167,7 @@ def test_a_dry_run_refuses_a_reward_that_fails_and_warns_of_one_that_is_not_1(
         "def zero(completions, **kw):\n    return [0.0] * len(completions)\n"
         "def level(completions, **kw):\n    return kw['level']\n"
     )
-    for function, status in (("fails", "fail"), ("zero", "warn"), ("level", "ok")):
+    for function, status in (("fails", "fail"), ("zero", "fail"), ("level", "ok")):
         options = [
             "--task.name",
             "dataset",
@@ -177,8 +177,7 @@ def test_a_dry_run_refuses_a_reward_that_fails_and_warns_of_one_that_is_not_1(
             f"trl:r.py:{function}",
         ]
         config = load_config([], options)
-        task = load_task(config.task.name, config.task.options, reward=config.task.reward)
-        (check,) = graded_first(config, task)
+        (check,) = gold_answers(Situation(config=config))
         assert check.status == status, check.detail
 
 

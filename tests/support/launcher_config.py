@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from bapo.config.tree import Config
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = {"batch_size": 4}
 
 
@@ -16,6 +18,8 @@ def make_config(tmp_path: Path, **sections: dict[str, Any]) -> Config:
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"weights")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(REPOSITORY / "models/countdown-tiny" / name, model)
     tree: dict[str, dict[str, Any]] = {
         "model": {"path": str(model)},
         "task": {"options": {"num_train": 10, "num_held_out": 3}},

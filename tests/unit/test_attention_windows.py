@@ -11,7 +11,9 @@ import pytest
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.attention_windows import shortest_window, window_of
-from services.launcher.doctor.checks import model_files, preflight
+from services.launcher.doctor.check_list import preflight
+from services.launcher.doctor.checks import model_files
+from services.launcher.doctor.situation import Situation
 from tests.support.launcher_config import make_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -102,7 +104,7 @@ def _with_model(tmp_path: Path, **values: Any) -> Config:
 def test_a_window_shorter_than_a_sequence_is_refused_with_both_numbers(tmp_path: Path) -> None:
     config = _with_model(tmp_path, model_type="mistral", sliding_window=64)
     with pytest.raises(ConfigError, match=r"window of 64 tokens.*96"):
-        preflight(config)
+        preflight(Situation(config=config))
 
 
 @pytest.mark.parametrize(("window", "status"), [(95, "ok"), (94, "fail"), (96, "ok")])

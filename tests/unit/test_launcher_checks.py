@@ -14,19 +14,21 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import embedded_redis
 from services.launcher.doctor import checks
-from services.launcher.doctor.checks import model_files, preflight
+from services.launcher.doctor.check_list import preflight
+from services.launcher.doctor.checks import model_files
+from services.launcher.doctor.situation import Situation
 from tests.support.launcher_config import make_config
 
 
 def test_a_sound_configuration_passes(tmp_path: Path) -> None:
-    preflight(make_config(tmp_path))
+    preflight(Situation(config=make_config(tmp_path)))
 
 
 def test_a_run_does_not_start_on_another_host_of_its_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}.items():
         monkeypatch.setenv(f"PET_{name}", value)
     with pytest.raises(ConfigError, match="a run starts on host 0; here start the learner's ranks"):
-        preflight(make_config(tmp_path, learner={"num_ranks": 2}))
+        preflight(Situation(config=make_config(tmp_path, learner={"num_ranks": 2})))
 
 
 @pytest.mark.parametrize(
@@ -53,13 +55,13 @@ def test_a_malformed_dataset_is_refused_with_its_row(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps(row) for row in rows))
     options = {"path": str(path)}
     with pytest.raises(ConfigError, match=r"train\.jsonl.*2"):
-        preflight(make_config(tmp_path, task={"name": "dataset", "options": options}))
+        preflight(Situation(config=make_config(tmp_path, task={"name": "dataset", "options": options})))
 
 
 def test_fewer_prompts_than_a_batch_are_refused(tmp_path: Path) -> None:
     config = make_config(tmp_path, task={"options": {"num_train": 3, "num_held_out": 3}})
     with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
-        preflight(config)
+        preflight(Situation(config=config))
 
 
 @pytest.mark.parametrize("scheme", ["http", "redis+sentinel"])
@@ -68,7 +70,7 @@ def test_another_scheme_is_no_redis_url(tmp_path: Path, scheme: str) -> None:
     with pytest.raises(
         ConfigError, match=re.escape(f"{scheme!r}, which is not redis, rediss or unix; use a single primary")
     ):
-        preflight(config)
+        preflight(Situation(config=config))
 
 
 def test_the_embedded_redis_is_durable_private_and_never_evicts(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from safetensors.numpy import save_file
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.model_files import WANTED, context_length, fetch, folder_of, is_hub_id, missing_parts, num_parameters
-from services.launcher.doctor.checks import model_files, preflight
-from tests.support.hub import MODEL, Hub
+from services.launcher.doctor.check_list import preflight
+from services.launcher.doctor.checks import model_files
+from services.launcher.doctor.situation import Situation
+from tests.support.hub import MODEL, TOKENIZER, Hub
 from tests.support.launcher_config import make_config
 
 
@@ -27,25 +29,25 @@ def config_of_hub_model(tmp_path: Path) -> Config:
 
 
 def test_a_model_is_fetched_at_the_first_start_and_not_at_the_second(cache: Path, tmp_path: Path) -> None:
-    hub, config = Hub(cache, offers=["config.json", "model.safetensors"]), config_of_hub_model(tmp_path)
+    hub, config = Hub(cache, offers=["config.json", "model.safetensors", *TOKENIZER]), config_of_hub_model(tmp_path)
     before = model_files(config)
     assert (before.status, "is not in the Hugging Face cache; the first start downloads it" in before.detail) == (
         "warn",
         True,
     )
-    preflight(config, download=hub.download)
-    preflight(config, download=hub.download)
+    preflight(Situation(config=config), download=hub.download)
+    preflight(Situation(config=config), download=hub.download)
     assert hub.asked == [(MODEL, WANTED)]
     after = model_files(config)
     assert (after.status, after.detail) == ("ok", "owner/name, cached, 0.0 MB of weights")
 
 
 def test_a_cache_with_a_configuration_and_no_weights_is_not_a_cached_model(cache: Path, tmp_path: Path) -> None:
-    hub, config = Hub(cache, offers=["config.json", "model.safetensors"]), config_of_hub_model(tmp_path)
+    hub, config = Hub(cache, offers=["config.json", "model.safetensors", *TOKENIZER]), config_of_hub_model(tmp_path)
     hub.put("config.json", "tokenizer_config.json")
     check = model_files(config)
     assert (check.status, "owner/name has no weights in the Hugging Face cache" in check.detail) == ("warn", True)
-    preflight(config, download=hub.download)
+    preflight(Situation(config=config), download=hub.download)
     assert len(hub.asked) == 1
 
 
@@ -83,7 +85,7 @@ def test_without_a_network_and_a_cache_the_command_is_named(cache: Path, tmp_pat
     with pytest.raises(
         ConfigError, match=r"cannot download owner/name: the Hub cannot be reached; .*hf download owner/name"
     ):
-        preflight(config_of_hub_model(tmp_path), download=Hub(cache).download)
+        preflight(Situation(config=config_of_hub_model(tmp_path)), download=Hub(cache).download)
 
 
 def test_a_model_without_safetensors_is_refused_after_the_download(cache: Path) -> None:

@@ -11,7 +11,8 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.sampling_limits import sampling_problems
 from rollout_server.engines.vllm import check
-from services.launcher.doctor.checks import preflight
+from services.launcher.doctor.check_list import preflight
+from services.launcher.doctor.situation import Situation
 from tests.support.launcher_config import make_config
 
 
@@ -55,7 +56,7 @@ def test_every_bad_value_is_named_at_once() -> None:
 
 def test_a_run_with_such_a_value_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.temperature = 2\.6"):
-        preflight(make_config(tmp_path, rollout={"port": 0, "temperature": 2.6}))
+        preflight(Situation(config=make_config(tmp_path, rollout={"port": 0, "temperature": 2.6})))
 
 
 def test_a_rollout_server_that_is_started_alone_refuses_it_too(tmp_path: Path) -> None:

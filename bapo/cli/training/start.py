@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
-from bapo.cli.arguments import split_tokens
+from bapo.cli.arguments import say, split_tokens
 from bapo.config.layers import Layer, file_layer, override_layers, preset_layers
 from bapo.config.load import dump_toml
 from bapo.config.preset_list import PRESET_GROUPS
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.set_aside import set_aside
 
 DEMO = "deploy/configs/demo.toml"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would start.")]
@@ -96,5 +97,11 @@ def launch(verb: str, config: Config, *flags: str) -> None:
 
 
 def create_run(config: Config) -> RunDirectory:
-    """Create a run directory with the resolved config. Raises: ConfigError if it exists."""
-    return RunDirectory.create(Path(config.run.root) / config.run.name, dump_toml(config))
+    """Create a run directory with the resolved config; one of this name that trained nothing is moved aside.
+
+    Raises: ConfigError if it exists.
+    """
+    path = Path(config.run.root) / config.run.name
+    if path.exists() and (moved := set_aside(RunDirectory(path))):
+        say(f"the earlier run {path} trained nothing and is kept as {moved}")
+    return RunDirectory.create(path, dump_toml(config))

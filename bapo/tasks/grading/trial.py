@@ -10,16 +10,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from bapo.core.errors import ConfigError, GradingError
 from bapo.core.types import Prompt
 from bapo.tasks.base import ROW, Task
 from bapo.tasks.dataset import Columns, Conversations, columns_of_file, prompt_of, read_rows
-from bapo.tasks.grading.pool import GraderPool, prompt_words
+from bapo.tasks.grading.pool import GraderPool, Grades, prompt_words
 
 RIGHT, PARTLY, WRONG, BUSY = "right", "partly", "wrong", "verifier_busy"
 MAX_SHOWN = 80
 """Characters of a response."""
+
+
+class Grader(Protocol):
+    """Grades groups."""
+
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Grades:
+        """Raises: GradingError."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +126,7 @@ def try_first(graders: GraderPool, task: Task) -> tuple[bool, str]:
     return failed, f"{where} ({(gold or '')[:MAX_SHOWN]!r}): {problem}{advice}"
 
 
-def try_response(graders: GraderPool, prompt: Prompt, text: str, *, copies: int) -> tuple[str, str]:
+def try_response(graders: Grader, prompt: Prompt, text: str, *, copies: int) -> tuple[str, str]:
     """(result, what is wrong) of a gold answer; rows with the same trouble have the same words."""
     try:
         grades = graders.grade(prompt, [text] * copies)

@@ -1,4 +1,4 @@
-"""Checks of this machine before a run starts. `preflight` raises for failures; `bapo doctor` shows all results."""
+"""Checks of this machine, the model's files and the data. Which ones a start runs: `check_list.py`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import shutil
 import socket
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from rich.console import Console
 
 from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.analysis.trackers.base import refuse_unusable
@@ -29,17 +31,18 @@ from bapo.runtime.base_files import export_problem, vocabulary_problem
 from bapo.runtime.machine import (
     GIB,
     engine_bytes,
+    installed,
     learner_bytes,
     learner_gib,
     memory_gib,
     ranks_on_gpus,
     resident_bytes,
     run_bytes,
+    vllm_build,
     worker_resources,
 )
 from bapo.runtime.model_files import (
     context_length,
-    fetch,
     folder_of,
     how_to_fetch,
     is_hub_id,
@@ -51,9 +54,8 @@ from bapo.runtime.rank_environment import nodes_of
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.sampling_limits import sampling_problems
 from bapo.runtime.vision import missing_package, vision_model
-from bapo.tasks.grading.pool import GraderPool
-from bapo.tasks.registry import load_task
 from bapo.transport.endpoints import BUFFER
+from services.launcher.doctor.situation import Situation
 from services.launcher.embedded_redis import server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
@@ -62,6 +64,9 @@ MIB = 1 << 20
 REDIS_TIMEOUT_S = 2.0
 WANTS_PASSWORD = f"it requires a password: set {PASSWORD_FILE} to the path of a file with the password"
 OPTIMIZED = "--enable-optimizations"
+SILENT_S = 2.0
+"""Nothing stays silent for longer."""
+PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
 
 
 Download = Callable[[str, Iterable[str]], str]
@@ -77,42 +82,31 @@ class Check:
     """Error class of a failure, for the exit code."""
 
 
-def preflight(
-    config: Config,
-    *,
-    with_learner: bool = True,
-    download: Download | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Check that the run can start, and download a model from the Hub.
-
-    Args:
-        download: as in `bapo.runtime.model_files.fetch`.
-        say: prints a message.
-    Raises: the first failure's error, with one line per failure.
-    """
-    found = [
-        engine(config),
-        sampling(config),
-        *ports(config, with_learner=with_learner),
-        redis(config),
-        *trackers(config),
-        *host(config),
-    ]
-    if is_hub_id(config.model.path):
-        _refuse(found)  # before minutes of download
-        if folder_of(config.model.path) is None:
-            say(f"downloading {config.model.path} from the Hugging Face Hub")
-        fetch(config.model.path, download)
-    _refuse([*found, model_files(config), data(config), *reward(config)])
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Show what a slow check waits for: on a terminal an animated line that disappears, elsewhere one line on stderr,
+    after two seconds."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status(f"checking {what}"):
+            yield
+        return
+    late = threading.Timer(SILENT_S, lambda: console.print(f"checking {what} ...", markup=False, soft_wrap=True))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def preflight_buffer(config: Config) -> None:
     """Preflight for only the buffer service, which needs neither model nor task."""
-    _refuse([*ports(config, only=BUFFER), redis(config)])
+    refuse([*ports(config, only=BUFFER), redis(config)])
 
 
-def _refuse(found: Iterable[Check]) -> None:
+def refuse(found: Iterable[Check]) -> None:
+    """Raises: the first failure's error, with the details of all."""
     failures = [check for check in found if check.status == "fail"]
     if failures:
         raise failures[0].error("\n".join(check.detail for check in failures))
@@ -153,6 +147,38 @@ def sampling(config: Config) -> Check:
 def engine_names() -> list[str]:
     """Engines that are installed; empty where the rollout server is not."""
     return [name for name in module_names("rollout_server.engines") if name != "base"]
+
+
+def versions(config: Config) -> Check:
+    have, missing = [f"python {sys.version_info.major}.{sys.version_info.minor}"], []
+    for package, user in PACKAGES.items():
+        version = installed(package)
+        have.append(f"{package} {version}") if version else missing.append(f"{package} ({user})")
+    if config.rollout.engine == "vllm":
+        engine = vllm_build()
+        have.append(f"{engine} {installed(engine)}") if engine else missing.append("vllm (rollout server)")
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Check(name="versions", status="fail", detail=f"{have[0]}: BAPO needs 3.11, 3.12 or 3.13")
+    if missing:
+        return Check(name="versions", status="fail", detail=f"not installed: {', '.join(missing)}; run `make setup`")
+    return Check(name="versions", status="ok", detail=", ".join(have))
+
+
+def cores(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
+    """Engines and ranks that compute on this machine's cores, compared with the cores."""
+    num, rollout, learner = len(os.sched_getaffinity(0)), config.rollout, config.learner
+    here = "RAY_ADDRESS" not in os.environ and rollout.engine != "scripted"
+    engines = rollout.num_workers if here and "GPU" not in worker_resources(rollout) else 0
+    ranks = learner.num_ranks if with_learner and not ranks_on_gpus(config) else 0
+    problems = []
+    if engines > num:
+        problems.append(f"rollout.num_workers = {engines}: they share cores; use --rollout.num_workers {num}")
+    if ranks > num:
+        problems.append(f"learner.num_ranks = {ranks}: they share cores; use --learner.num_ranks {num}")
+    if problems:
+        yield Check(name="cores", status="warn", detail=f"{num} here; {'; '.join(problems)}")
+    elif engines or ranks:
+        yield Check(name="cores", status="ok", detail=f"{num}, for {engines} engines and {ranks} learner ranks")
 
 
 def interpreter(options: str | None = None, maps: str | None = None) -> Check:
@@ -324,15 +350,16 @@ def model_files(config: Config) -> Check:
     return Check(name=name, status="ok", detail=f"{where}, {size / 1e6:.1f} MB of weights")
 
 
-def data(config: Config) -> Check:
+def data(situation: Situation) -> Check:
     """The task loads, its training split fills a batch, and the model can read its images, if any."""
+    config = situation.config
     try:
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+        task = situation.task
         config.evaluation.require_splits(task.held_out_splits)
         num_train = len(task.prompts("train"))
         held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)
-        splits = ("train", *task.held_out_splits)
-        problem = image_problem(config, shown=any(prompt.images for split in splits for prompt in task.prompts(split)))
+        shown = any(prompt.images for split in situation.splits for prompt in task.prompts(split))
+        problem = image_problem(config, shown=shown)
     except BapoError as error:
         return Check(name="data", status="fail", detail=str(error))
     if num_train < config.algorithm.batch_size:
@@ -367,19 +394,6 @@ def image_problem(config: Config, *, shown: bool) -> str:
             "choose another selector, or set selector.embeddings to a file of your own"
         )
     return ""
-
-
-def reward(config: Config) -> Iterator[Check]:
-    """A custom reward function loads, in a grading process as in a run: its code is never imported here."""
-    name = config.task.reward or config.task.options.get("reward")
-    if name is None:
-        return
-    try:
-        GraderPool(config.task, num_children=1).close()
-    except BapoError as error:
-        yield Check(name="reward", status="fail", detail=str(error))
-    else:
-        yield Check(name="reward", status="ok", detail=f"{name} loads")
 
 
 def trackers(config: Config) -> Iterator[Check]:

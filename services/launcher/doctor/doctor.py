@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -19,17 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, GradingError
-from bapo.core.types import Prompt
-from bapo.runtime.machine import installed, vllm_build
+from bapo.core.errors import BapoError
+from bapo.runtime.machine import vllm_build
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import MESSAGES
-from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.prompt_tokens import ended_prompts, round_trips_of
-from bapo.tasks.registry import load_task
 from services.launcher.doctor import checks
+from services.launcher.doctor.check_list import run_list
 from services.launcher.doctor.checks import Check, redis_persistence
 from services.launcher.doctor.gpu_checks import Part, gpu_checks
+from services.launcher.doctor.situation import Situation
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.gpus.devices import probe_gpus
 from services.launcher.processes import base_environment
@@ -37,22 +32,17 @@ from services.launcher.supervision.child_process import Child, end
 from services.launcher.supervision.supervisor import last_words
 
 NUM_GOLD = 50
+SECONDS = 60.0
+"""Longest time of a check of all rows."""
 NUM_ROUND_TRIPS = 20
 REDIS_START_S = 10.0
-SILENT_S = 2.0
-"""Nothing stays silent for longer."""
 NAME_WIDTH = 12
-PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
 COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
-
-
-Step = tuple[str, Callable[[], Iterable[Check]]]
-"""Description for the progress line, and the check."""
 
 
 def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: bool = False, part: Part = "all") -> int:
     """Run all checks and show them; 0 if none failed, else the exit code of the first failure."""
-    found = list(run_steps(all_steps(config) if part == "all" else part_steps(config, part)))
+    found = list(everything(config) if part == "all" else of_part(config, part))
     if as_json:
         rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
         console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
@@ -63,54 +53,38 @@ def run_doctor(config: Config, console: Console, *, as_json: bool, is_quiet: boo
     return next((check.error.exit_code for check in found if check.status == "fail"), 0)
 
 
-def run_steps(steps: Iterable[Step]) -> Iterator[Check]:
-    """Results in order; a slow step is announced."""
-    for what, check in steps:
-        with announced(what):
-            found = list(check())
-        yield from found
+def everything(config: Config) -> Iterator[Check]:
+    """The list of checks, thoroughly, and those that load torch or transformers or start a Redis.
+
+    A model that is not on this machine is not loaded: the Hub may be out of reach.
+    """
+    situation = Situation(config=config, num_gold=NUM_GOLD, seconds=SECONDS)
+    yield checks.interpreter()
+    found = list(run_list(situation))
+    yield from found
+    with checks.announced("GPUs (imports torch)"):
+        on_gpus = list(gpus(config, "all"))
+    yield from on_gpus
+    with checks.announced("Redis"):
+        on_redis = list(redis_checks(config))
+    yield from on_redis
+    failed = {check.name for check in found if check.status != "ok"}
+    if "model" not in failed and not {"tokenizer", "data"} & failed:
+        with checks.announced(f"the tokenizer of {config.model.path}"):
+            on_tokenizer = tokenizer(situation)
+        yield on_tokenizer
 
 
-@contextmanager
-def announced(what: str) -> Iterator[None]:
-    """Show what a slow check waits for: on a terminal an animated line that disappears, elsewhere one line on stderr,
-    after two seconds."""
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with console.status(f"checking {what}"):
-            yield
-        return
-    late = threading.Timer(SILENT_S, lambda: console.print(f"checking {what} ...", markup=False, soft_wrap=True))
-    late.daemon = True
-    late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
-
-
-def all_steps(config: Config) -> Iterator[Step]:
-    """Checks by name. A model that is not on this machine is not loaded: the Hub may be out of reach."""
-    model = checks.model_files(config)
-    yield "versions", lambda: [versions(config), checks.interpreter(), checks.engine(config), checks.sampling(config)]
-    yield "GPUs (imports torch)", lambda: gpus(config, "all")
-    yield "ports", lambda: checks.ports(config)
-    yield "memory and disk", lambda: [checks.memory(config), checks.disk(config), *checks.limits_of(config)]
-    yield "Redis", lambda: redis_checks(config)
-    yield "trackers", lambda: checks.trackers(config)
-    yield f"data of task {config.task.name}", lambda: [checks.data(config)]
-    yield "the reward on gold answers", lambda: [gold(config)]
-    yield f"model {config.model.path}", lambda: [model]
-    if model.status == "ok":
-        yield f"the tokenizer of {config.model.path}", lambda: [tokenizer(config)]
-
-
-def part_steps(config: Config, part: Part) -> Iterator[Step]:
+def of_part(config: Config, part: Part) -> Iterator[Check]:
     """Checks in the container of one part, which has its own software, devices and memory limit."""
-    yield f"model {config.model.path}", lambda: [checks.model_files(config)]
-    yield "GPUs (imports torch)", lambda: gpus(config, part)
+    yield checks.model_files(config)
+    yield checks.sampling(config)
+    with checks.announced("GPUs (imports torch)"):
+        on_gpus = list(gpus(config, part))
+    yield from on_gpus
     if part == "learner":
-        yield "memory and disk", lambda: [checks.memory_of_learner(config), checks.disk(config)]
+        yield checks.memory_of_learner(config)
+        yield checks.disk(config)
 
 
 def gpus(config: Config, part: Part) -> Iterator[Check]:
@@ -125,27 +99,11 @@ def gpus(config: Config, part: Part) -> Iterator[Check]:
 
 
 def redis_checks(config: Config) -> Iterator[Check]:
-    """Checks of the configured Redis, or the embedded one."""
-    yield checks.redis(config)
+    """The embedded Redis starts, or the configured one keeps what it acknowledges."""
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)
     if (kept := redis_persistence(config)) is not None:
         yield kept
-
-
-def versions(config: Config) -> Check:
-    have, missing = [f"python {sys.version_info.major}.{sys.version_info.minor}"], []
-    for package, user in PACKAGES.items():
-        version = installed(package)
-        have.append(f"{package} {version}") if version else missing.append(f"{package} ({user})")
-    if config.rollout.engine == "vllm":
-        engine = vllm_build()
-        have.append(f"{engine} {installed(engine)}") if engine else missing.append("vllm (rollout server)")
-    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return Check(name="versions", status="fail", detail=f"{have[0]}: BAPO needs 3.11, 3.12 or 3.13")
-    if missing:
-        return Check(name="versions", status="fail", detail=f"not installed: {', '.join(missing)}; run `make setup`")
-    return Check(name="versions", status="ok", detail=", ".join(have))
 
 
 def redis_starts(config: Config) -> Check:
@@ -168,46 +126,14 @@ def redis_starts(config: Config) -> Check:
         return Check(name="redis starts", status="ok", detail=f"after {1000 * child.ready_after_s:.0f} ms")
 
 
-def gold(config: Config) -> Check:
-    """The reward of known correct answers is 1; otherwise the model cannot learn."""
-    name = "reward on gold answers"
-    try:
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-        pairs = ((prompt, task.gold(prompt)) for prompt in task.prompts("train"))
-        known = list(islice(((prompt, text) for prompt, text in pairs if text is not None), NUM_GOLD))
-        if not known:
-            return Check(name=name, status="warn", detail="the task has no gold answers: reward not tested")
-        with closing(GraderPool(config.task, num_children=1)) as graders:
-            found = next(gold_problems(graders, known), None)
-    except BapoError as error:
-        return Check(name=name, status="fail", detail=str(error))
-    if found is not None:
-        return Check(name=name, status="fail", detail=found)
-    return Check(name=name, status="ok", detail=f"{len(known)} of {len(known)} rewarded 1")
-
-
-def gold_problems(graders: GraderPool, known: Iterable[tuple[Prompt, str]]) -> Iterator[str]:
-    """Gold answers whose reward is not 1."""
-    for prompt, text in known:
-        try:
-            reward = float(graders.grade(prompt, [text]).rewards[0])
-        except GradingError as error:
-            yield f"gold answer {text!r}: {error}"
-        else:
-            if reward != 1.0:
-                advice = "" if reward else "; set task.options.gold_format to the format of a correct response"
-                yield f"{prompt.text!r} with its gold answer {text!r}: reward is {reward:g}, expected 1{advice}"
-
-
-def tokenizer(config: Config) -> Check:
+def tokenizer(situation: Situation) -> Check:
     """Prompts are unchanged by encoding and decoding: transformers may silently build a wrong tokenizer."""
-    name = "tokenizer"
+    name, config = "tokenizer", situation.config
     try:
         from transformers import AutoTokenizer  # here: it takes seconds to import
 
         encoder = AutoTokenizer.from_pretrained(config.model.path, local_files_only=Path(config.model.path).is_dir())
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-        prompts = task.prompts("train")[:NUM_ROUND_TRIPS]
+        prompts = situation.task.prompts("train")[:NUM_ROUND_TRIPS]
     except (BapoError, ImportError, OSError, ValueError) as error:
         detail = f"cannot load the tokenizer of {config.model.path}: {str(error).splitlines()[0]}"
         return Check(name=name, status="fail", detail=detail)

@@ -1,18 +1,13 @@
 """`bapo train --dry-run`: checks whether this config would start here, what would start, and the estimated time.
 
-    checks that take seconds  ->  the processes  ->  time, from an earlier run of the same size
-
-Does not check whether model and data fit into memory, or the rewards of rows after the first: use `bapo doctor`.
+the list of checks  ->  the processes  ->  time, from an earlier run of the same size
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -24,20 +19,18 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import duration, plain
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import RATE_STEPS
-from bapo.tasks.base import Task
-from bapo.tasks.grading.pool import GraderPool
-from bapo.tasks.grading.trial import try_first
-from bapo.tasks.registry import load_task
+from bapo.runtime.run_directory.set_aside import can_be_replaced
 from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
-from services.launcher.doctor import checks
+from services.launcher.doctor.check_list import run_list
 from services.launcher.doctor.checks import Check
-from services.launcher.doctor.doctor import Step, check_table, run_steps, versions
-from services.launcher.gpus.devices import visible_here
-from services.launcher.gpus.plan import share_gpus
+from services.launcher.doctor.doctor import check_table
+from services.launcher.doctor.situation import Situation
 from services.launcher.processes import EVALUATOR, LEARNER, SCHEDULER
 from services.launcher.supervision.children import REDIS
 
 PROMPT_CHARS = 160
+QUIET = ("port", "limit", "disk", "memory", "cores")
+"""Names of checks that are not shown unless they say something else than ok."""
 MAX_RUNS = 20
 """Earlier runs that an estimate reads, the latest first."""
 
@@ -50,7 +43,7 @@ def dry_run(config: Config, verb: str, console: Console) -> int:
     """
     with_learner = verb == "train"
     found = []
-    for check in run_steps(steps(config, with_learner=with_learner)):
+    for check in listed(Situation(config=config, with_learner=with_learner)):
         found.append(check)
         if check.status == "ok":
             console.print(check_table([check]))
@@ -67,65 +60,36 @@ def dry_run(config: Config, verb: str, console: Console) -> int:
     return 0
 
 
-def steps(config: Config, *, with_learner: bool) -> Iterator[Step]:
-    """Checks by name, each taking seconds."""
-    yield "the run's name", lambda: [free_name(config)]
-    yield "versions", lambda: [versions(config)]
-    yield "the engine", lambda: [checks.engine(config), checks.sampling(config)]
-    yield "GPUs", lambda: [gpus(config, with_learner=with_learner)]
-    yield "ports", lambda: [check for check in checks.ports(config, with_learner=with_learner) if check.status != "ok"]
-    yield "Redis", lambda: [checks.redis(config)]
-    yield "trackers", lambda: checks.trackers(config)
-    yield f"model {config.model.path}", lambda: [checks.model_files(config)]
-    yield f"data and reward of task {config.task.name}", lambda: data_and_reward(config)
+def listed(situation: Situation) -> Iterator[Check]:
+    """All results of the list that say something, and the first prompt."""
+    yield free_name(situation.config)
+    has_data = False
+    for check in run_list(situation):
+        has_data |= check.name == "data" and check.status == "ok"
+        if not (check.status == "ok" and check.name.startswith(QUIET)):
+            yield check
+    if has_data:
+        yield first_prompt(situation)
 
 
 def free_name(config: Config) -> Check:
-    """A run of this name must not exist."""
+    """A run of this name must not exist, unless it trained nothing."""
     path = Path(config.run.root) / config.run.name
+    if path.exists() and can_be_replaced(RunDirectory(path)):
+        return Check(name="run", status="ok", detail=f"{path}, new; the earlier one trained nothing and is moved aside")
     if path.exists():
         detail = f"{path} exists; resume it with bapo train --resume {path}, or choose another --run.name"
         return Check(name="run", status="fail", detail=detail)
     return Check(name="run", status="ok", detail=f"{path}, new")
 
 
-def gpus(config: Config, *, with_learner: bool) -> Check:
-    """GPUs as the launcher would assign them."""
-    try:
-        plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster="RAY_ADDRESS" in os.environ)
-    except ConfigError as error:
-        return Check(name="gpus", status="fail", detail=str(error))
-    return Check(name="gpus", status="ok", detail=plan.sentence())
-
-
-def data_and_reward(config: Config) -> list[Check]:
-    """The task loads, its prompts fill a batch, and the reward grades the first gold answer; shows the first prompt."""
-    check = checks.data(config)
-    if check.status == "fail":
-        return [check, *checks.reward(config)]
-    try:
-        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-        first = task.prompts("train")[0]
-    except BapoError as error:  # the file may change meanwhile
-        return [Check(name="data", status="fail", detail=str(error))]
+def first_prompt(situation: Situation) -> Check:
+    """The first training prompt as the model reads it, and its answer."""
+    first = situation.task.prompts("train")[0]
     answer = ", ".join(f"{key} {value!r}" for key, value in first.answer.items() if key in ("answer", "target"))
     shown = plain(first.text if len(first.text) <= PROMPT_CHARS else f"{first.text[:PROMPT_CHARS]}...")
     detail = f"{shown}" + (f"   -> {plain(answer[:PROMPT_CHARS])}" if answer else "")
-    return [check, Check(name="first prompt", status="ok", detail=detail), *reward(config, task)]
-
-
-def reward(config: Config, task: Task) -> Iterator[Check]:
-    """A user's reward gives 1 to the gold answer of the first row, in a grading process."""
-    name = config.task.reward or config.task.options.get("reward")
-    if name is None:
-        return
-    try:
-        with closing(GraderPool(config.task, num_children=1)) as graders:
-            failed, trouble = try_first(graders, task)
-    except BapoError as error:
-        failed, trouble = True, str(error)
-    status: Literal["ok", "warn", "fail"] = "fail" if failed else "warn" if trouble else "ok"
-    yield Check(name="reward", status=status, detail=trouble or f"{name} grades the gold answer of the first row")
+    return Check(name="first prompt", status="ok", detail=detail)
 
 
 def processes(config: Config, *, with_learner: bool) -> Iterator[str]:
