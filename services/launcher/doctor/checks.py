@@ -178,7 +178,7 @@ def cores(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
     if problems:
         yield Check(name="cores", status="warn", detail=f"{num} here; {'; '.join(problems)}")
     elif engines or ranks:
-        yield Check(name="cores", status="ok", detail=f"{num}, for {engines} engines and {ranks} learner ranks")
+        yield Check(name="cores", status="ok", detail=f"{num}; engines {engines}, learner ranks {ranks}")
 
 
 def interpreter(options: str | None = None, maps: str | None = None) -> Check:
