@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, preset_names
-from bapo.config.names import ALIASES, advice_for, our_key
+from bapo.config.names import ALIASES, advice_for
 from bapo.config.tree import Config
 
 
@@ -61,7 +61,7 @@ def _read(
         field = section.model_fields.get(name)
         if field is None:
             leaves = [leaf for leaf, _ in flatten(value, key)] if isinstance(value, Mapping) else []
-            unknown = leaves if any(map(our_key, leaves)) else [key]  # a table of verl: report each of its keys
+            unknown = leaves if any(map(advice_for, leaves)) else [key]  # a table of verl: report each of its keys
             problems += [f"{dotted(leaf)}: unknown key{_nearest(leaf, section)}" for leaf in unknown]
         elif is_section(field.annotation):
             if isinstance(value, Mapping):

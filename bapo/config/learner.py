@@ -18,17 +18,18 @@ class LearnerConfig(Frozen):
     warmup_steps: int = Field(10, ge=0)
     """Learner steps of linear warmup."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate schedule after the warmup, until the last step of the run."""
+    """Learning rate schedule after the warmup, over the steps of the run, as in transformers."""
     lr_final: float = Field(0.0, ge=0, le=1)
-    """Final learning rate as a fraction of `lr`, for decaying schedules."""
+    """Learning rate behind the last step as a fraction of `lr`, for decaying schedules."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Betas of AdamW."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
     """Maximum L2 norm of the gradient."""
-    minibatch_size: int = Field(64, ge=1)
-    """Groups per optimizer step; a batch is split into near-equal mini-batches (docs/paper.md, Decisions)."""
+    minibatch_size: int | None = Field(64, ge=1)
+    """Groups per optimizer step; a batch is split into near-equal mini-batches (docs/paper.md, Decisions). null: one
+    optimizer step per batch."""
     epochs: int = Field(1, ge=1)
     """Passes over one batch."""
     epochs_until: int | None = Field(None, ge=1)

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from bapo.config.elsewhere import advice_on_trl, advice_on_verl
+
 _TABLE = """
 run.num_steps                  | T | max_steps, num_train_epochs | trainer.total_training_steps, trainer.total_epochs
 run.name                       |   | run_name | trainer.experiment_name
 run.root                       |   | output_dir | trainer.default_local_dir
-run.seed                       |   | data_seed |
+run.seed                       |   | seed, data_seed | data.seed
 model.path                     |   | model_name_or_path | *model.path
 model.dtype                    |   | bf16, torch_dtype | *rollout.dtype
 task.reward                    |   | reward_funcs | custom_reward_function.path, custom_reward_function.name
@@ -50,13 +52,15 @@ loss.clip_low                  |   | epsilon | *actor.clip_ratio_low, *actor.cli
 loss.clip_high                 |   | epsilon_high | *actor.clip_ratio_high
 loss.dual_clip                 |   | delta | *actor.clip_ratio_c
 loss.kl_coef                   |   | beta | *actor.kl_loss_coef, *actor.use_kl_loss, algorithm.kl_ctrl.kl_coef
-loss.entropy_coef              |   | | *actor.entropy_coeff
+loss.entropy_coef              |   | entropy_coef | *actor.entropy_coeff
 loss.advantage                 |   | | algorithm.adv_estimator
 loss.advantage_norm            |   | scale_rewards | algorithm.norm_adv_by_std_in_grpo
 shaping.overlong_filter        |   | mask_truncated_completions |
 checkpoint.every               |   | save_steps, save_strategy | trainer.save_freq
 checkpoint.keep_last           |   | save_total_limit | trainer.max_actor_ckpt_to_keep
 evaluation.every               |   | eval_steps, eval_strategy | trainer.test_freq
+evaluation.temperatures        |   | | *rollout.val_kwargs.temperature
+evaluation.splits              |   | | *rollout.val_kwargs.top_p
 evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.n
 tracking.to                    |   | report_to | trainer.logger
 tracking.project               |   | project | trainer.project_name
@@ -107,11 +111,16 @@ ALIASES: dict[tuple[str, ...], str] = {
 _ALWAYS_VLLM = "always on: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
 _NO_LORA = "LoRA is not supported: all weights are trained"
 _ADVICE = {
-    "loss_type": 'use a preset: preset = "grpo", "dr-grpo", "dapo" or "cispo"; bnpo: loss.aggregation = "token_mean"',
+    "loss_type": 'TRL\'s default "dapo" is preset = "trl-grpo"; dapo and bnpo: loss.aggregation = "token_mean", '
+    'grpo: "seq_mean_token_mean", dr_grpo: "const_len"; cispo: preset = "cispo"',
     "importance_sampling_level": 'use a preset: "sequence" is preset = "gspo"',
-    "scale_rewards": 'use loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"',
+    "scale_rewards": 'use loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"; '
+    '"batch" is not there',
+    "epsilon": "use loss.clip_low and, unless epsilon_high is set, loss.clip_high",
     "per_device_train_batch_size": "use algorithm.batch_size, in prompts: "
     "per_device_train_batch_size x devices x gradient_accumulation_steps / num_generations",
+    "steps_per_generation": "use learner.minibatch_size, in prompts: algorithm.batch_size x "
+    "gradient_accumulation_steps / steps_per_generation; null: one update per batch",
     "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
     "num_train_epochs": "use run.num_steps, in learner steps",
     "warmup_ratio": "use learner.warmup_steps, in steps",
@@ -130,20 +139,27 @@ _ADVICE = {
 
 
 def advice_for(written: tuple[str, ...]) -> str | None:
-    """What to write for a key of TRL or verl: our key, or more; None for any other name."""
-    if found := _ADVICE.get(written[-1]):
+    """What to write for a key of TRL or verl: our key, or more, or that there is none; None for any other name."""
+    if found := _of_verl(written):
+        return f"use {found}"
+    if found := advice_on_verl(".".join(written)) or _ADVICE.get(written[-1]):
         return found
     ours = our_key(written)
-    return f"use {ours}" if ours else None
+    return f"use {ours}" if ours else advice_on_trl(written[-1])
 
 
 def our_key(written: tuple[str, ...]) -> str | None:
     """The key for a key of TRL or verl, or None: ("learner", "learning_rate") -> "learner.lr"."""
+    return _of_verl(written) or next((row.key for row in NAMES if written[-1] in row.trl), None)
+
+
+def _of_verl(written: tuple[str, ...]) -> str | None:
+    """The key for a key of verl, whose first tables may be left out."""
     dotted = ".".join(written)
     for row in NAMES:
         if dotted in row.verl or (len(written) > 1 and any(name.endswith(f".{dotted}") for name in row.verl)):
             return row.key
-    return next((row.key for row in NAMES if written[-1] in row.trl), None)
+    return None
 
 
 def as_override(token: str) -> str | None:

@@ -258,7 +258,7 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def sizes_fit_together(self) -> Self:
-        if self.learner.minibatch_size > self.algorithm.batch_size:
+        if self.groups_per_update > self.algorithm.batch_size:
             raise ValueError(
                 f"learner.minibatch_size = {self.learner.minibatch_size} is more than algorithm.batch_size = "
                 f"{self.algorithm.batch_size} groups; use at most {self.algorithm.batch_size}"
@@ -269,10 +269,11 @@ class Config(Frozen):
                 f"buffer.max_fresh_groups = {most} is less than algorithm.batch_size = {self.algorithm.batch_size}: a "
                 f"batch would never be complete; use at least {self.algorithm.batch_size}, or null for no limit"
             )
-        if self.learner.num_ranks > self.learner.minibatch_size:
+        if self.learner.num_ranks > self.groups_per_update:
             raise ValueError(
-                f"learner.num_ranks = {self.learner.num_ranks} is more than learner.minibatch_size = "
-                f"{self.learner.minibatch_size}: some ranks would never have a group; use fewer ranks"
+                f"learner.num_ranks = {self.learner.num_ranks} is more than the {self.groups_per_update} groups of an "
+                "update (learner.minibatch_size, algorithm.batch_size): some ranks would never have a group; use fewer "
+                "ranks"
             )
         if self.learner.num_ranks % (self.learner.shard_ranks or 1):
             raise ValueError(
@@ -335,6 +336,11 @@ class Config(Frozen):
                 "requested twice; set cadence.wait_for_reevaluation = true"
             )
         return self
+
+    @property
+    def groups_per_update(self) -> int:
+        """Groups per optimizer step of a batch of `algorithm.batch_size`."""
+        return self.learner.minibatch_size or self.algorithm.batch_size
 
     @property
     def continuation_steps(self) -> int:

@@ -1,9 +1,13 @@
 """TRL's GRPOTrainer on the shipped model and Countdown: the peer's side of the comparison.
 
     python -m benchmarks.peer_trl.trl_side --steps 100 [--device cuda] --out trl.json
+    python -m benchmarks.peer_trl.trl_side --steps 50 --prompts prompts.json --seed 1 --lr 3e-4 --out trl.json
 
 Runs in an environment of its own (benchmarks/peer_trl/requirements.txt) and writes one JSON object: seconds from
 the process start to the first step, seconds of every step, rewards of every step.
+
+With --prompts: GRPOConfig as it is, except for sizes, rate and precision (float32), on these prompts in this order; for
+benchmarks/peer_trl/curves.py. Without: the work of benchmarks/peer_trl/__main__.py.
 
 On a GPU: bfloat16 and vLLM in the trainer's process (`vllm_mode="colocate"`). TRL's asynchronous trainer needs a second
 GPU for its vLLM server.
@@ -39,7 +43,7 @@ class StepClock(TrainerCallback):
         self.rewards: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % UPDATES_PER_STEP == 0:
+        if state.global_step % args.steps_per_generation == 0:
             self.times.append(time.time())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
@@ -75,6 +79,26 @@ def config(steps: int, folder: str, max_tokens: int, lr: float, *, is_cuda: bool
     )
 
 
+def defaults(steps: int, folder: str, max_tokens: int, lr: float, *, num_responses: int, seed: int) -> GRPOConfig:
+    """TRL's own settings: one update per batch, a rate that decreases linearly, loss_type "dapo"."""
+    return GRPOConfig(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=num_responses,
+        num_generations=GROUP_SIZE,
+        max_completion_length=max_tokens,
+        learning_rate=lr,
+        shuffle_dataset=False,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        seed=seed,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/countdown-tiny")
@@ -83,6 +107,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--prompts", type=Path, help="JSON list of the prompts of all steps, in order")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     started = psutil.Process().create_time()
@@ -96,20 +122,29 @@ def main() -> None:
         return [task.reward(by_text[p], c) for p, c in zip(prompts, completions, strict=True)]
 
     clock = StepClock()
+    prompts = json.loads(args.prompts.read_text()) if args.prompts else list(by_text)
     with tempfile.TemporaryDirectory() as folder:
+        settings = (
+            defaults(
+                args.steps, folder, args.max_tokens, args.lr, seed=args.seed,
+                num_responses=len(prompts) // args.steps * GROUP_SIZE,
+            )
+            if args.prompts
+            else config(args.steps, folder, args.max_tokens, args.lr, is_cuda=args.device == "cuda")
+        )  # fmt: skip
         trainer = GRPOTrainer(
             model=args.model,
             processing_class=tokenizer,
             reward_funcs=[reward],
-            args=config(args.steps, folder, args.max_tokens, args.lr, is_cuda=args.device == "cuda"),
-            train_dataset=Dataset.from_dict({"prompt": list(by_text)}),
+            args=settings,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
             callbacks=[clock],
         )
         train_started = time.time()
         trainer.train()
     result = {
         "system": "trl",
-        "responses_per_step": PROMPTS_PER_STEP * GROUP_SIZE,
+        "responses_per_step": settings.per_device_train_batch_size * settings.steps_per_generation,
         "start_s": train_started - started,
         "total_s": time.time() - started,
         "step_ends": [moment - started for moment in clock.times],

@@ -168,11 +168,11 @@ def token_spans(batch: Batch) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
-def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """Groups of each optimizer step: shuffled, then split near-equally (docs/paper.md, Decisions)."""
+def minibatches(num_groups: int, minibatch_size: int | None, *, seed: int, step: int, epoch: int) -> list[list[int]]:
+    """Groups of each optimizer step: shuffled, then split near-equally (docs/paper.md, Decisions); None: all in one."""
     order = list(range(num_groups))
     rng_for(seed, step, f"minibatches/{epoch}").shuffle(order)
-    ends = list(accumulate(near_equal_split(num_groups, minibatch_size)))
+    ends = list(accumulate(near_equal_split(num_groups, minibatch_size or max(1, num_groups))))
     return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 

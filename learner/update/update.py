@@ -297,13 +297,14 @@ def is_due(step: int, every: int) -> bool:
 def lr_at(settings: LearnerConfig, step: int, num_steps: int) -> float:
     """Learning rate of step `step` (from 1) of a run of `num_steps`.
 
-    The last warmup step has the peak; the last step of the run has `lr_final` of it. A run that is extended and
-    resumed uses the rates of the longer run.
+    The last warmup step and the step after it have the peak. `lr_final` of it is reached behind the last step, so that
+    the last step trains, too (the schedules of transformers, as in TRL). A run that is extended and resumed uses the
+    rates of the longer run.
     """
     warmup = settings.warmup_steps
     if step < warmup:
         return settings.lr * step / warmup
-    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+    done = min(1.0, max(0, step - 1 - warmup) / max(1, num_steps - warmup))
     return settings.lr * (settings.lr_final + (1.0 - settings.lr_final) * _left(settings.lr_schedule, done))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bapo.algorithms.settings import CadenceConfig
-from learner.batch.packing import near_equal_split
+from learner.batch.packing import minibatches, near_equal_split
 from tests.support.vectors import vector
 
 PAPER = CadenceConfig(weight_sync_interval=5, reevaluation_interval=5, max_steps_ahead=0)
@@ -74,6 +74,12 @@ def test_minibatches_cover_the_batch_and_differ_by_at_most_one(num_groups: int, 
     assert sum(sizes) == num_groups
     assert len(sizes) == -(-num_groups // minibatch_size)
     assert not sizes or (max(sizes) <= minibatch_size and max(sizes) - min(sizes) <= 1)
+
+
+@pytest.mark.parametrize("num_groups", [0, 1, 7, 600])
+def test_without_a_size_all_groups_are_one_minibatch(num_groups: int) -> None:
+    found = minibatches(num_groups, None, seed=1, step=1, epoch=0)
+    assert [sorted(chosen) for chosen in found] == ([list(range(num_groups))] if num_groups else [])
 
 
 @pytest.mark.parametrize(("num_groups", "minibatch_size"), [(-1, 4), (4, 0)])

@@ -169,7 +169,7 @@ def run_toml(
     method = load_config([preset], [])
     group_size = method.algorithm.group_size
     batch_size = min(NUM_RESPONSES // group_size, found.num_rows or MAX_PROMPTS)
-    updates = max(1, method.algorithm.batch_size // method.learner.minibatch_size)
+    updates = max(1, method.algorithm.batch_size // method.groups_per_update)
     num_gpus = num_gpu_files()
     prompt_tokens, response_tokens = _lengths(model)
     rows = [

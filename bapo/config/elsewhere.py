@@ -1,0 +1,198 @@
+"""What to do about a key of TRL or verl that has no counterpart here: what takes its place, or plainly nothing.
+
+Keys that have a counterpart are in `names.py`. Lists: GRPOConfig of TRL 1.16 and the PPO trainer of verl 0.7
+(tests/support/peers), whose every key must have a hint.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+
+class Advice(NamedTuple):
+    """One answer for many keys."""
+
+    text: str
+    """What the error adds to "unknown key"."""
+    trl: str
+    """Fields of TRL, which are recognized in every section."""
+    verl: str = ""
+    """Patterns of dotted keys of verl, where * stands for any text; the first that fits counts."""
+
+
+ADVICE = (
+    # -- whole tables of verl, before patterns that begin with *
+    Advice("not there: bapo view shows where a step's time goes; profile a process with py-spy", "",
+           "*.profiler.* global_profiler.*"),
+    Advice("use task.reward, or a task with `rewards` (docs/your_task.md); reward_range maps [-1, 1]", "",
+           "reward_manager.* reward_model.reward_manager reward_model.reward_loop_* reward_model.use_reward_loop "
+           "reward_model.launch_reward_fn_async reward_model.num_workers"),
+    Advice("use task.grading_timeout_s and task.grading_memory_mb: rewards run in processes of their own", "",
+           "reward_model.sandbox_fusion.*"),
+    Advice("not supported: reward models; a reward is a function (docs/your_task.md), which may ask a server", "",
+           "reward_model.*"),
+    Advice("use [critic] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
+           "critic.optim.* critic.model.* critic.profiler.* critic.checkpoint.* critic.*_size critic.*_size_per_gpu "
+           "critic.*_len_per_gpu critic.rollout_n critic.strategy critic.enable critic.use_dynamic_bsz "
+           "critic.ppo_epochs "
+           "critic.shuffle critic.data_loader_seed critic.cliprange_value critic.loss_agg_mode "
+           "algorithm.gamma algorithm.lam trainer.critic_warmup"),
+    Advice("not needed: the reference model has the learner's settings; loss.kl_coef > 0 with "
+           "loss.kl_ref = \"reference\" loads it", "", "actor_rollout_ref.ref.*"),
+    # -- what has another form here
+    Advice("use task.options = { chat_options = { enable_thinking = false } }", "chat_template_kwargs",
+           "data.apply_chat_template_kwargs"),
+    Advice("use learner.compile = true", "torch_compile torch_compile_backend torch_compile_mode",
+           "*.use_torch_compile"),
+    Advice("use loss.importance_level (token, sequence or geometric; none: no correction), importance_mode "
+           "(truncate or mask), importance_cap and importance_floor, with loss.ratio_mode = \"decoupled\"",
+           "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+           "vllm_importance_sampling_clip_min vllm_importance_sampling_cap", "algorithm.rollout_correction.*"),
+    Advice('use learner.device = "cpu"', "use_cpu", "trainer.device"),
+    Advice("use bapo train --resume RUN", "resume_from_checkpoint", "trainer.resume_mode trainer.resume_from_path"),
+    Advice("use bapo eval; bapo train always trains", "do_train do_eval do_predict", "trainer.val_only"),
+    Advice("held-out splits are always evaluated before and after training; evaluation.every sets the steps between",
+           "eval_on_start eval_delay", "trainer.val_before_train"),
+    Advice('use model.dtype: "bfloat16" or "float32"; float16 is not supported',
+           "fp16 fp16_full_eval bf16_full_eval tf32", "*.fsdp_config.dtype *.model_dtype reward_model.rollout.dtype"),
+    Advice("use learner.lr_final, the fraction of lr at the end; the schedules have no other parameters",
+           "lr_scheduler_kwargs", "*.min_lr_ratio *.num_cycles *.warmup_style"),
+    Advice("use learner.warmup_steps, in steps", "", "*.lr_warmup_steps_ratio"),
+    Advice("use run.num_steps", "", "*.total_training_steps"),
+    Advice("use learner.shard_ranks and learner.num_ranks: FSDP2 is always used, and its collectives wait "
+           "learner.collective_timeout_min", "fsdp fsdp_config ddp_timeout",
+           "*.fsdp_size *.nccl_timeout *.actor.strategy trainer.nnodes"),
+    Advice("use learner.activation_gib, what layers may keep for the backward pass", "gradient_checkpointing_kwargs"),
+    Advice("use rollout.engine_options = { max_model_len = ... } (vLLM's EngineArgs); the default is "
+           "max_prompt_tokens + max_response_tokens", "vllm_max_model_length", "*.rollout.max_model_len"),
+    Advice("use rollout.engine_options (vLLM's EngineArgs)", "vllm_model_impl",
+           "*.enforce_eager *.cudagraph_capture_sizes *.max_num_batched_tokens *.max_num_seqs *.enable_chunked_prefill "
+           "*.enable_prefix_caching *.engine_kwargs.vllm *.rollout.pipeline_model_parallel_size "
+           "*.rollout.data_parallel_size *.rollout.expert_parallel_size *.disable_log_stats *.rollout.engine_kwargs "
+           "*.limit_images"),
+    Advice("not needed: workers find each other by Ray; rollout.host and rollout.port are the control API's",
+           "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port"),
+    Advice("not there: learner and engines work at the same time, so nothing puts an engine to sleep",
+           "vllm_enable_sleep_mode", "*.free_cache_engine *.multi_stage_wake_up actor_rollout_ref.hybrid_engine"),
+    Advice('use loss.kl_estimator ("k1", "k2" or "k3"), with loss.kl_ref = "reference"', "", "*.kl_loss_type"),
+    Advice("not there: the KL term is in the loss (loss.kl_coef), not in the reward", "",
+           "algorithm.use_kl_in_reward algorithm.kl_penalty algorithm.kl_ctrl.*"),
+    Advice("not there: the KL term is not multiplied by the ratio; loss.kl_ref and loss.kl_estimator choose it",
+           "use_bias_correction_kl"),
+    Advice('use loss.kl_restart_step, which replaces the base model once; a moving reference model is not there',
+           "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
+    Advice("not there; loss.importance_veto leaves out a response by its least likely token",
+           "off_policy_mask_threshold"),
+    Advice("not there: the entropy bonus is fixed (loss.entropy_coef) and counts all tokens",
+           "top_entropy_quantile use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta "
+           "entropy_target"),
+    Advice("not there: that loss does not exist here; bapo config presets lists the methods",
+           "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+           "*.policy_loss.* *.tau_pos *.tau_neg algorithm.use_pf_ppo algorithm.pf_ppo.*"),
+    Advice('use loss.aggregation = "const_len", which divides by rollout.max_response_tokens', "",
+           "*.loss_scale_factor"),
+    Advice("write one function that combines the rewards (examples/multi_reward); a group is normalized once, by their "
+           "sum", "multi_objective_aggregation"),
+    Advice("not there: ratios need the log-probs of the whole distribution; sample with rollout.temperature",
+           "top_k min_p repetition_penalty generation_kwargs", "*.top_k *.do_sample *.ignore_eos"),
+    Advice("not there: sampling is not constrained by a grammar; check the form in the reward",
+           "vllm_structured_outputs_regex"),
+    Advice("not supported: tools and conversations of several turns",
+           "max_tool_calling_iterations", "*.multi_turn.* *.rollout.agent.* data.tool_config_path"),
+    # -- data
+    Advice("not there: every epoch is a new permutation by run.seed; algorithm.selector chooses prompts otherwise",
+           "shuffle_dataset train_sampling_strategy length_column_name", "data.shuffle data.sampler.* "
+           "data.validation_shuffle *.actor.shuffle critic.shuffle"),
+    Advice("use run.seed, for all randomness", "seed data_seed", "data.seed *.data_loader_seed *.fsdp_config.seed"),
+    Advice("use task.options = { prompt_column = ... }; also answer_column, images_column and extra_columns", "",
+           "data.prompt_key data.image_key data.reward_fn_key"),
+    Advice("not there: a prompt longer than rollout.max_prompt_tokens is refused before the run starts; remove it from "
+           "the data", "", "data.truncation data.filter_overlong_prompts data.filter_overlong_prompts_workers"),
+    Advice("not there: shorten the file; held-out prompts are limited by evaluation.num_prompts", "",
+           "data.train_max_samples data.val_max_samples data.val_batch_size"),
+    Advice("not needed: the scheduler reads the data; a batch is always whole",
+           "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+           "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order ignore_data_skip "
+           "label_names per_device_eval_batch_size eval_accumulation_steps eval_do_concat_batches "
+           "eval_use_gather_object prediction_loss_only batch_eval_metrics include_for_metrics",
+           "data.dataloader_num_workers data.return_* data.use_shm data.image_patch_size"),
+    Advice("not there: write a task (docs/your_task.md#a-task)", "", "data.custom_cls.* data.datagen.*"),
+    Advice("not supported: video", "", "data.video_key"),
+    Advice("not there: the tokenizer and its chat template are those in the model's folder", "",
+           "data.tokenizer *.tokenizer_path *.custom_chat_template *.skip_tokenizer_init"),
+    # -- model
+    Advice("not supported: code that comes with a model; use a model type of transformers", "trust_remote_code",
+           "*.trust_remote_code *.external_lib"),
+    Advice("not there: the model is loaded as its folder says, in float32; model.dtype is the precision of passes",
+           "model_init_kwargs cast_lm_head_to_fp32 disable_dropout use_cache",
+           "*.override_config *.hf_config_path *.model.use_shm"),
+    Advice("use model.freeze_vision", "", "*.freeze_vision_tower"),
+    Advice("LoRA is not supported: all weights are trained", "",
+           "*.lora_rank *.lora_alpha *.target_modules *.exclude_modules *.lora_adapter_path *.layered_summon"),
+    Advice("not there: attention and log-probs have one implementation; learner.compile fuses the rest",
+           "use_liger_kernel liger_kernel_config", "*.use_liger *.use_fused_kernels *.fused_kernel_options.* "
+           "*.entropy_from_logits_with_chunking *.entropy_checkpointing *.tiled_mlp.* *.calculate_entropy"),
+    Advice("not needed: sequences are packed without padding, and learner.logprob_chunk_tokens bounds the logits",
+           "pad_to_multiple_of average_tokens_across_devices include_num_input_tokens_seen", "*.use_remove_padding"),
+    Advice("not needed: learner.microbatch_tokens bounds the memory of a pass", "auto_find_batch_size "
+           "torch_empty_cache_steps", "*micro_batch_size *micro_batch_size_per_gpu *.use_dynamic_bsz "
+           "*.log_prob_use_dynamic_bsz *max_token_len_per_gpu"),
+    Advice("not there: weights and moments stay on their device; shard them with learner.num_ranks", "deepspeed "
+           "ds3_gather_for_generation accelerator_config", "*.param_offload *.optimizer_offload *.offload_policy "
+           "*.enable_activation_offload *.wrap_policy.* *.reshard_after_forward *.forward_prefetch *.use_orig_params "
+           "*.forward_only"),
+    Advice("not supported: tensor or sequence parallelism of the learner; FSDP2 shards it (learner.num_ranks)",
+           "parallelism_config", "*.ulysses_sequence_parallel_size"),
+    Advice("not there: learner ranks use FSDP2, not DDP",
+           "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend "
+           "local_rank"),
+    Advice("AdamW always, with eps 1e-8; its settings are in [learner]",
+           "optim_args adam_epsilon optim_target_modules",
+           "*.optimizer *.optimizer_impl *.override_optimizer_config"),
+    Advice("not there: the loss has no such term", "label_smoothing_factor neftune_noise_alpha router_aux_loss_coef"),
+    Advice("not there: run.seed fixes the order of the data, but concurrent sampling is not repeated (docs/faq.md)",
+           "full_determinism", "*.full_determinism"),
+    Advice("not needed: every worker samples with vLLM", "use_transformers_paged use_transformers_continuous_batching "
+           "transformers_continuous_batching_config cache_implementation",
+           "*.rollout.name *.rollout.mode *.engine_kwargs.sglang *.rollout.load_format *.rollout.logprobs_mode "
+           "*.calculate_log_probs *.update_weights_bucket_megabytes"),
+    Advice("use rollout.max_prompt_tokens and rollout.max_response_tokens", "",
+           "*.rollout.prompt_length *.rollout.response_length"),
+    Advice("quantized sampling is not supported", "", "*.quantization *.quantization_config_file"),
+    Advice("not there: routing of experts is not replayed", "", "*.router_replay.* *.enable_rollout_routing_replay"),
+    # -- checkpoints, Hub, logs
+    Advice("not there: nothing is uploaded; bapo export writes a Hugging Face folder for `hf upload`",
+           "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision "
+           "log_completions_hub_repo trackio_space_id trackio_bucket_id trackio_static_space_id",
+           "trainer.default_hdfs_dir"),
+    Advice("not there: all checkpoints hold weights, optimizer and buffer; checkpoint.every, keep_last and background",
+           "save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint",
+           "*.checkpoint.* trainer.del_local_ckpt_after_load trainer.max_critic_ckpt_to_keep "
+           "trainer.esi_redundant_time"),
+    Advice("not there: compare checkpoints with bapo eval, and export one with bapo export",
+           "load_best_model_at_end metric_for_best_model greater_is_better"),
+    Advice("every step is recorded (RUN/metrics.jsonl, the page, [tracking]); bapo logs RUN",
+           "logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica "
+           "disable_tqdm debug skip_memory_metrics", "*.rollout.prometheus.* *.rollout.trace.*"),
+    Advice("the page shows responses: bapo view RUN", "log_multimodal num_completions_to_print log_unique_prompts",
+           "trainer.log_val_generations trainer.rollout_data_dir trainer.validation_data_dir"),
+    # -- what remains of verl
+    Advice("not there: RAY_ADDRESS connects to a cluster (docs/cluster.md)", "", "ray_kwargs.* *.ray_wait_register_*"),
+    Advice("not there; [learner] and [rollout] are in docs/configuration.md", "",
+           "actor_rollout_ref.* trainer.* transfer_queue.* data.*"),
+)  # fmt: skip
+"""In the order in which patterns are tried."""
+
+_TRL = {name: advice.text for advice in ADVICE for name in advice.trl.split()}
+_VERL = tuple((pattern, advice.text) for advice in ADVICE for pattern in advice.verl.split())
+
+
+def advice_on_verl(dotted: str) -> str | None:
+    """What to do about a key of verl without a counterpart; None for any other name."""
+    return next((text for pattern, text in _VERL if fnmatchcase(dotted, pattern)), None)
+
+
+def advice_on_trl(field: str) -> str | None:
+    """What to do about a field of TRL without a counterpart; None for any other name."""
+    return _TRL.get(field)

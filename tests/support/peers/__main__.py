@@ -1,0 +1,3 @@
+from tests.support.peers import main
+
+main()
