@@ -7,7 +7,7 @@ from itertools import takewhile
 from bapo.config.layers import PRESETS
 
 PRESET_GROUPS = {
-    "Start here": ("bapo-reuse", "grpo", "dapo", "bapo-v1", "bapo"),
+    "Start here": ("grpo", "bapo-reuse", "dapo", "bapo-v1", "bapo"),
     "What another framework does by default (docs/migrate.md)": ("trl-grpo", "verl-grpo"),
     "BAPO: the paper's variants, ablations and released code": (
         "bapo-mini", "bapo-without-x2", "bapo-without-x3", "bapo-fixed-low", "bapo-fixed-high", "bapo-gaussian",
