@@ -29,7 +29,7 @@ from bapo.runtime.vision import ReadImage
 from bapo.tasks.base import HasImages
 from bapo.tasks.registry import load_task
 from rollout_server.delivery import Buffer, Delivery, Grader, guarded_thread
-from rollout_server.engines.base import Engine, SampledGroup, no_image
+from rollout_server.engines.base import INITIAL_VERSION, Engine, SampledGroup, no_image
 from rollout_server.experts import Experts
 from rollout_server.leases import Leases
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
@@ -42,8 +42,8 @@ from rollout_server.worker_report import Rate, WorkerCounts, WorkerReport
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 0.5
-"""Long poll of one claim. The buffer ends it early if the learner reports new weights, unless that report went to
-another replica of the buffer."""
+"""Long poll of one claim. The worker ends it early when it gets new weights, unless the poll is open at another replica
+of the buffer."""
 RESERVE_SHARE = 0.25
 """Share of `max_groups_in_flight` that is claimed ahead, so that the engine never waits for a claim."""
 RENEWALS_PER_LEASE = 3
@@ -110,6 +110,9 @@ class Worker:
         self._error: BaseException | None = None
         self._silent_since: float | None = None
         """Monotonic time of the first failed call since the last success; None if there is none."""
+        self._claimed_version = INITIAL_VERSION
+        """Version that claims ask for: of the weights that are loaded, or that the sampler loads before it submits a
+        request that is claimed from now on."""
         self._update_digest = ""
         self._agreement = Agreement()
         self._transferred: Canary | None = None
@@ -166,7 +169,9 @@ class Worker:
         began = time.monotonic()
         try:
             local = self._weights.fetch(update)
-            self._sampler.call(lambda engine: load_verified(engine, local, self._agreement)).result()
+            loading = self._sampler.call(lambda engine: load_verified(engine, local, self._agreement))
+            self._claim_for(update.version)
+            loading.result()
         except WeightsAbsentError:  # the engine is as it was; a joining worker takes newer weights
             raise
         except BaseException as error:  # re-raised; after half an update it must not sample
@@ -186,7 +191,9 @@ class Worker:
         if not self._sampler.call(lambda engine: _has_joined(engine, transfer.backend, init_info)).result():
             return None
         try:
-            self._sampler.call(lambda engine: load_verified(engine, transfer, self._agreement)).result()
+            loading = self._sampler.call(lambda engine: load_verified(engine, transfer, self._agreement))
+            self._claim_for(transfer.version)
+            loading.result()
         except BaseException as error:  # re-raised; after half an update it must not sample
             self.died(error)
             raise
@@ -297,7 +304,7 @@ class Worker:
     def _claim(self, limit: int) -> None:
         try:
             requests = self._buffer.claim(
-                self.worker_id, limit=limit, policy_version=self._sampler.policy_version, wait_s=CLAIM_WAIT_S
+                self.worker_id, limit=limit, policy_version=self._claimed_version, wait_s=CLAIM_WAIT_S
             )
         except UnavailableError as error:
             self._wait_for_buffer(error)
@@ -305,6 +312,16 @@ class Worker:
         self._silent_since = None
         for request in self._leases.add(requests):
             self._submit(request)
+
+    def _claim_for(self, version: int) -> None:
+        """Claim what needs the weights that the sampler loads next, without waiting for them: it is submitted after."""
+        self._claimed_version = version
+        if not self._claiming.is_set():
+            return
+        try:
+            self._buffer.end_claim(self.worker_id)
+        except UnavailableError as error:
+            log.debug("the open claim of %s ends by itself: %s", self.worker_id, error)
 
     def _submit(self, request: RolloutRequest) -> None:
         try:

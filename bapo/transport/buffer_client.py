@@ -173,6 +173,10 @@ class BufferClient:
             answer = self._service.call("POST", "/requests/claim", body=body, wait_s=wait_s)
             return [request_from_map(fields) for fields in answer.json()["requests"]]
 
+    def end_claim(self, worker_id: str) -> None:
+        """End the wait of this worker's open claim, if there is one. Raises: UnavailableError, without a retry."""
+        self._service.call("POST", "/requests/claim/end", body={"worker_id": worker_id}, retry_s=0.0)
+
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         """Extend leases by `buffer.lease_s`; returns the ids still leased to the worker."""
         held: list[str] = []

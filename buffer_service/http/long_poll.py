@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -36,7 +37,8 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self._interruptions = 0
+        self._polling: Counter[str] = Counter()
+        self._interrupted: set[str] = set()
         self.is_closed = False
 
     def wake(self) -> None:
@@ -44,10 +46,11 @@ class Wakeups:
         self._event.set()
         self._event = asyncio.Event()
 
-    def interrupt(self) -> None:
-        """End the open polls after one more attempt, so that their callers poll again. Call from the event loop."""
-        self._interruptions += 1
-        self.wake()
+    def interrupt(self, caller: str) -> None:
+        """End the open polls of one caller, so that it polls again. Call from the event loop."""
+        if caller in self._polling:
+            self._interrupted.add(caller)
+            self.wake()
 
     def close(self) -> None:
         """End all open polls now, and later ones after one attempt. Call from the event loop."""
@@ -61,6 +64,7 @@ class Wakeups:
         wait_s: float,
         is_gone: Callable[[], Awaitable[bool]],
         is_worth: Callable[[], bool] = lambda: True,
+        caller: str = "",
     ) -> T | None:
         """The first result of `attempt` that is not None; None after `wait_s`.
 
@@ -68,17 +72,34 @@ class Wakeups:
             attempt: blocking function; runs in a worker thread.
             is_gone: whether the caller has disconnected.
             is_worth: whether the event can change the result of the attempt.
+            caller: name for `interrupt`.
         """
-        deadline, interruptions = time.monotonic() + wait_s, self._interruptions
+        self._polling[caller] += 1
+        try:
+            return await self._poll(attempt, time.monotonic() + wait_s, is_gone, is_worth, caller)
+        finally:
+            self._polling[caller] -= 1
+            if not self._polling[caller]:
+                del self._polling[caller]
+                self._interrupted.discard(caller)
+
+    async def _poll(
+        self,
+        attempt: Callable[[], T | None],
+        deadline: float,
+        is_gone: Callable[[], Awaitable[bool]],
+        is_worth: Callable[[], bool],
+        caller: str,
+    ) -> T | None:
         # Check before each attempt, including the first: a call may arrive late after a network or process stall.
         while not await is_gone():
             event = self._event  # before the attempt, so that a change during it is not missed
             result = await in_thread(attempt)
             left_s = deadline - time.monotonic()
-            is_over = left_s <= 0 or self.is_closed or self._interruptions != interruptions
+            is_over = left_s <= 0 or self.is_closed or caller in self._interrupted
             if result is not None or is_over:
                 return result
-            await self._news(event, min(POLL_S, left_s), lambda: self._interruptions != interruptions or is_worth())
+            await self._news(event, min(POLL_S, left_s), lambda: caller in self._interrupted or is_worth())
         return None
 
     async def _news(self, event: asyncio.Event, most_s: float, is_worth: Callable[[], bool]) -> None:

@@ -27,6 +27,7 @@ ROUTES = (
     allow("POST", "/requests", SCHEDULER, EVALUATOR),
     allow("POST", "/reevaluations/{step}", SCHEDULER),
     allow("POST", "/requests/claim", WORKER),
+    allow("POST", "/requests/claim/end", WORKER),
     allow("POST", "/requests/renew", WORKER),
     allow("POST", "/requests/fail", WORKER),
     allow("POST", "/requests/release", WORKER),

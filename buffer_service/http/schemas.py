@@ -200,8 +200,8 @@ class FailBody(Body):
     detail: Detail = ""
 
 
-class ReleaseBody(Body):
-    """The worker whose leases are released."""
+class WorkerBody(Body):
+    """The worker that a call concerns."""
 
     worker_id: Name
 

@@ -203,25 +203,27 @@ def test_who_waits_for_the_learners_next_step_hears_of_it(client: BufferClient) 
     assert heard == [4]
 
 
-def test_a_claim_that_waits_ends_when_the_learner_reports_so_that_new_weights_may_claim_more(
-    client: BufferClient,
-) -> None:
+def test_a_worker_with_new_weights_ends_its_own_open_claim_and_no_other(client: BufferClient) -> None:
+    client.report_progress(Progress(step=5, policy_version=5))
     client.enqueue([make_request(prompt_id="new", min_version=5)])
-    answers: list[list[str]] = []
+    answers: dict[str, list[list[str]]] = {"w": [], "other": []}
 
-    def claim_as_a_worker_does() -> None:
-        for version in (4, 5):
-            claimed = client.claim("w", limit=1, policy_version=version, wait_s=30.0)
-            answers.append([request.request_id for request in claimed])
+    def claim_as_a_worker_does(name: str, versions: tuple[int, ...], wait_s: float) -> None:
+        for version in versions:
+            claimed = client.claim(name, limit=1, policy_version=version, wait_s=wait_s)
+            answers[name].append([request.request_id for request in claimed])
 
-    def report_and_look() -> bool:
-        client.report_progress(Progress(step=5, policy_version=5))
+    def end_and_look() -> bool:
+        client.end_claim("w")
         return not worker.is_alive()
 
-    worker = threading.Thread(target=claim_as_a_worker_does)
+    other = threading.Thread(target=claim_as_a_worker_does, args=("other", (4,), 3.0))
+    worker = threading.Thread(target=claim_as_a_worker_does, args=("w", (4, 5), 30.0))
+    other.start()
     worker.start()
-    wait_until(report_and_look)
-    assert answers == [[], ["g-new"]]
+    wait_until(end_and_look)
+    assert answers == {"w": [[], ["g-new"]], "other": []}
+    other.join(60)
 
 
 def test_a_snapshot_restores_the_run(client: BufferClient) -> None:

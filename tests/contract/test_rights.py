@@ -56,6 +56,7 @@ ROUTES = [
     ("POST", "/requests", {SCHEDULER, EVALUATOR}),
     ("POST", "/reevaluations/4", {SCHEDULER}),
     ("POST", "/requests/claim", {WORKER}),
+    ("POST", "/requests/claim/end", {WORKER}),
     ("POST", "/requests/renew", {WORKER}),
     ("POST", "/requests/fail", {WORKER}),
     ("POST", "/requests/release", {WORKER}),

@@ -425,3 +425,47 @@ def test_a_request_for_newer_weights_waits_for_the_update(start_worker: StartWor
     wait_until(lambda: "g-new" in buffer.groups)
     assert buffer.groups["g-new"].policy_version == 5
     assert worker.report().policy_version == 5
+
+
+class WaitingBuffer(MemoryBuffer):
+    """A claim waits for a request, or until the worker ends it."""
+
+    def __init__(self, requests: Sequence[RolloutRequest]) -> None:
+        super().__init__(requests)
+        self.ended = threading.Event()
+
+    def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
+        found = super().claim(worker_id, limit=limit, policy_version=policy_version)
+        if not found:
+            self.ended.wait(60)
+            self.ended.clear()
+        return found
+
+    def end_claim(self, worker_id: str) -> None:
+        self.ended.set()
+
+
+class SlowToLoad(scripted.ScriptedEngine):
+    """Loads when it may."""
+
+    may_load = threading.Event()
+
+    def load_weights(self, path: str, version: int) -> None:
+        self.may_load.wait(60)
+        super().load_weights(path, version)
+
+
+def test_what_new_weights_allow_is_claimed_while_they_load_and_sampled_after(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    buffer = WaitingBuffer([make_request(prompt_id="new", min_version=5)])
+    worker = start_worker(buffer, make_engine=engine_of(SlowToLoad))
+    update = threading.Thread(target=worker.update_weights, args=(make_update(tmp_path / "w", 5),))
+    update.start()
+    wait_until(lambda: "g-new" in buffer.leased)
+    assert worker.report().policy_version == 1
+    SlowToLoad.may_load.set()
+    wait_until(lambda: "g-new" in buffer.groups)
+    update.join(60)
+    assert buffer.groups["g-new"].policy_version == 5
+    buffer.ended.set()

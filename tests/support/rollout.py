@@ -55,6 +55,9 @@ class MemoryBuffer:
             time.sleep(min(wait_s, 0.01))
         return fit
 
+    def end_claim(self, worker_id: str) -> None:
+        self._check_up()
+
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         self._check_up()
         return [i for i in request_ids if self.leased.get(i) == worker_id and i not in self.lost]

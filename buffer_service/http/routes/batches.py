@@ -112,7 +112,7 @@ async def report(body: ProgressBody, here: Here, request: Request) -> None:
     await refuse_gone(request)
     await in_thread(here.service.store.report, Progress(step=body.step, policy_version=body.policy_version))
     here.progress.wake()
-    here.work.interrupt()  # a worker with new weights may claim more than before
+    here.work.wake()  # a worker may already have the weights that are reported now
 
 
 @router.post("/snapshot", response_class=Response, responses={200: {"content": BINARY}})

@@ -22,13 +22,13 @@ from buffer_service.http.schemas import (
     Name,
     OutcomeAnswer,
     PushedAnswer,
-    ReleaseBody,
     ReleasedAnswer,
     RenewBody,
     RequestsAnswer,
     RoundBody,
     Version,
     Wait,
+    WorkerBody,
 )
 
 router = APIRouter(tags=["work"])
@@ -60,16 +60,22 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
-    A progress report ends the wait, because the worker may have new weights since then. A repeated claim returns the
-    leases of the first call; a claim older than the worker's newest returns nothing. So does a claim with a version
-    that the learner cannot have published (it was undone by a restore): its groups would be rejected.
+    A repeated claim returns the leases of the first call; a claim older than the worker's newest returns nothing. So
+    does a claim with a version that the learner cannot have published (it was undone by a restore): its groups would
+    be rejected.
     """
 
     def attempt() -> list[RolloutRequest] | None:
         return here.service.claim(body.worker_id, body.limit, body.policy_version, body.nonce) or None
 
-    claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=request.is_disconnected)
+    claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=request.is_disconnected, caller=body.worker_id)
     return JSONResponse({"requests": [request_map(item) for item in claimed or ()]})
+
+
+@router.post("/requests/claim/end", status_code=204)
+async def end_claim(body: WorkerBody, here: Here) -> None:
+    """End the wait of a worker's open claim: with newer weights its next claim may return more."""
+    here.work.interrupt(body.worker_id)
 
 
 @router.post("/requests/renew")
@@ -88,7 +94,7 @@ async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
 
 
 @router.post("/requests/release")
-async def release(body: ReleaseBody, here: Here) -> ReleasedAnswer:
+async def release(body: WorkerBody, here: Here) -> ReleasedAnswer:
     """Return all leases of a dead worker to the queue, without counting an attempt."""
     released = await in_thread(here.service.release, body.worker_id)
     here.work.wake()
