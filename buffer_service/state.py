@@ -27,6 +27,7 @@ from bapo.core.types import (
     Seconds,
     Share,
     Version,
+    num_correct,
     stat_of,
 )
 from bapo.transport.messages import ExtraRound
@@ -412,9 +413,9 @@ class Replacement:
 
     @property
     def event(self) -> str:
-        """The counted event: reason and pass rate k/G."""
+        """The counted event: reason and pass rate k/G, k correct responses."""
         rewards = self.result.rewards
-        return f"dropped_groups:{self.result.reason}:{round(sum(rewards))}/{len(rewards)}"
+        return f"dropped_groups:{self.result.reason}:{num_correct(rewards)}/{len(rewards)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,12 @@ from bapo.tasks.right_answers import gold_text
 SHOWN = 5
 """Maximum number of different problems that are printed; `--json` has all, row by row."""
 
+PARTIAL_CREDIT = ", with partial credit: a group trains when its rewards differ"
+NEVER_HARD = (
+    "note: each other answer got partial credit; if all incorrect ones do, no prompt has a mean reward of 0, so "
+    "algorithm.c1 must be at least that credit for B_bad to fill"
+)
+
 app = group("Test a reward function on your data before you train with it.")
 
 
@@ -125,6 +131,7 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
         "unreadable": trial.unreadable,
         "others_tried": trial.others_tried,
         "others_right": trial.others_right,
+        "others_partly": trial.others_partly,
         "others_failed": trial.others_failed,
         "mean_s": trial.total_s / max(1, sum(trial.results.values())),
         "slowest_s": trial.slowest_s,
@@ -143,6 +150,8 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
         say(f"  {'unreadable rows':<23} {trial.unreadable}")
     failed = f"; {trial.others_failed} failed" if trial.others_failed else ""
     say(f"other answers rewarded 1  {trial.others_right} of {trial.others_tried}{failed}")
+    if trial.others_partly:
+        say(f"  with partial credit     {trial.others_partly}")
     mean_s = trial.total_s / max(1, graded)
     say(f"seconds per response      {mean_s:.3f}, slowest {trial.slowest_s:.3f} ({trial.slowest})")
     rows: dict[str, list[str]] = {}
@@ -152,8 +161,14 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
         say(f"- {len(places)} rows: {what}; first: {places[0]}" if len(places) > 1 else f"- {places[0]}: {what}")
     if len(rows) > SHOWN:
         say(f"- and {len(rows) - SHOWN} other problems: --json shows all")
+    _judge(trial, is_fit=is_fit)
+
+
+def _judge(trial: Trial, *, is_fit: bool) -> None:
     if is_fit:
-        say("suitable for training")
+        say("suitable for training" + (PARTIAL_CREDIT if trial.others_partly else ""))
+        if trial.others_partly == trial.others_tried > 0:
+            say(NEVER_HARD)
     elif _says_yes_to_all(trial):
         say("unsuitable: it also rewards incorrect answers, so a model cannot learn from it")
     else:

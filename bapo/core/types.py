@@ -8,7 +8,7 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
@@ -239,6 +239,20 @@ class Response:
     outcome: Outcome
 
 
+SAME_REWARD = 1e-6
+"""Two rewards that are no farther apart are one: far below any credit, above the rounding of a sum in float32."""
+
+
+def are_equal(rewards: Sequence[float]) -> bool:
+    """Whether no reward differs from another: no response is better, and none has an advantage. At least one."""
+    return max(rewards) - min(rewards) <= SAME_REWARD
+
+
+def num_correct(rewards: Iterable[float]) -> int:
+    """Responses with a reward of 1: partial credit is not counted, and not added up."""
+    return sum(reward >= 1 - SAME_REWARD for reward in rewards)
+
+
 class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
     """The data of a group that composers use, without its tokens."""
 
@@ -278,14 +292,6 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _EXPERT = bytes((Outcome.EXPERT,))
-
-SAME_REWARD = 1e-6
-"""Two rewards that are no farther apart are one: far below any credit, above the rounding of a sum in float32."""
-
-
-def are_equal(rewards: Sequence[float]) -> bool:
-    """Whether no reward differs from another: no response is better, and none has an advantage. At least one."""
-    return max(rewards) - min(rewards) <= SAME_REWARD
 
 
 def stat_of(

@@ -15,7 +15,7 @@ from bapo.analysis.whatif.explanation import meanings
 from bapo.analysis.whatif.history import History
 from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
-from bapo.core.types import GroupResult, Origin, Purpose
+from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
 from services.dashboard.run_view import RunView, number
 
 PLAIN = (
@@ -114,7 +114,7 @@ class PromptVisits:
         for result in visits:
             self._visit(result, moved)
         for result in step.results:
-            has_advantage = len(set(result.rewards)) > 1
+            has_advantage = not are_equal(result.rewards)
             if result.origin is not None and has_advantage and result.prompt_id in self._prompts:
                 self._prompts[result.prompt_id].trained_by.add(result.origin)
         self._rows.append([
@@ -287,7 +287,7 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _passed(row: Row) -> float:
-    solved = [bool(max(rewards) > 0) for rewards in row["rewards"].values()]
+    solved = [num_correct(rewards) > 0 for rewards in row["rewards"].values()]
     return sum(solved) / len(solved)
 
 
@@ -296,5 +296,5 @@ def _moved(base: Row | None, row: Row) -> list[list[int]] | None:
     if base is None or base["num_samples"] != row["num_samples"]:
         return None
     before, after = base["rewards"], row["rewards"]
-    pairs = [(round(sum(before[name])), round(sum(after[name]))) for name in before if name in after]
+    pairs = [(num_correct(before[name]), num_correct(after[name])) for name in before if name in after]
     return [list(line) for line in matrix_of(pairs, int(row["num_samples"])).counts]

@@ -40,6 +40,12 @@ def troubled(prompt, text):
 def one_of_two(completions, **kwargs):
     return [1.0]
 
+def graded(prompt, text):
+    return 1.0 if text == prompt.answer["answer"] else 0.1 if text.isdigit() else 0.0
+
+def nearly(prompt, text):
+    return 1.0 if text == prompt.answer["answer"] else 1 - 1e-7
+
 def signed(prompt, text):
     return 1.0 if text == prompt.answer["answer"] else -1.0
 """
@@ -70,6 +76,23 @@ def test_a_reward_that_says_yes_to_everything_is_not_fit(tmp_path: Path) -> None
     assert result.exit_code == 1
     assert "other answers rewarded 1  2 of 2" in result.output
     assert "also rewards incorrect answers" in result.output
+
+
+def test_partial_credit_is_judged_by_the_rule_that_trains_it(tmp_path: Path) -> None:
+    result = _run(tmp_path, "graded", _rows("1", "2", "three"))  # the others: "2" and "three" and "1"
+    assert result.exit_code == 0, result.output
+    assert "other answers rewarded 1  0 of 3" in result.output
+    assert "with partial credit     2" in result.output
+    assert "a group trains when its rewards differ" in result.output
+    assert "algorithm.c1" not in result.output
+    every = _run(tmp_path, "graded", _rows("1", "2", "3"))
+    assert "algorithm.c1" in every.output  # no other answer has 0: what c1 = 0 calls hard never occurs
+
+
+def test_a_difference_that_no_group_would_train_on_is_none(tmp_path: Path) -> None:
+    result = _run(tmp_path, "nearly", _rows("1", "2"))
+    assert result.exit_code == 1
+    assert "other answers rewarded 1  2 of 2" in result.output
 
 
 def test_every_kind_of_trouble_is_counted_and_told_with_its_row(tmp_path: Path) -> None:

@@ -76,3 +76,21 @@ def test_methods_are_counted_on_the_same_prompts_above_the_floor_and_in_pairs(tm
     assert found.mean == pytest.approx(0.75)
     # Made linear: 5/4, 1, 3/4, 0 in both seeds; mean square of prompts 2 x .875 / 3, over 8.
     assert found.high - found.mean == pytest.approx(3.182446 * (2 * 0.875 / 3 / 8) ** 0.5, rel=1e-5)
+
+
+def test_partial_credit_leaves_a_prompt_unsolved_and_does_not_solve_it(tmp_path: Path) -> None:
+    base = {"p": [0.1] * 4, "q": [0.0, 0.1, 0.1, 1.0], "r": [0.0] * 4}
+    final = {"p": [0.9] * 4, "q": [1.0] * 4, "r": [0.1, 0.1, 0.1, 1.0]}
+    for seed in (1, 2):
+        rows = [
+            evaluation_row("cd4", version, dict.fromkeys("pqr", "0000"), rewards=rewards)
+            for version, rewards in ((1, base), (3, final))
+        ]
+        write_run(tmp_path / f"ours-s{seed}", seed=seed, evaluations=rows)
+    (method,) = gather([tmp_path / "ours-s1", tmp_path / "ours-s2"]).methods
+    found = unsolved(method.runs, "cd4")
+    assert found is not None
+    assert found.weights == {"p": 1.0, "q": 0.0, "r": 1.0}
+    share = rescued(method, "cd4", found)
+    assert share is not None
+    assert share.mean == pytest.approx(1 / 2)  # r alone has a correct response after training

@@ -18,10 +18,13 @@ from bapo.algorithms.composers.pilot_commit import PilotCommit, completed
 from bapo.algorithms.filters import filtered_fresh, nearest_level, online_filter
 from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.core.types import GroupStat
+from bapo.analysis.compare.prompts import right
+from bapo.core.types import GroupStat, num_correct
+from bapo.runtime.metrics.server import Telemetry
 from buffer_service.state import Tables
 from buffer_service.store.redis.rows import pack_tables, unpack_tables
-from tests.support.factories import make_hard, make_stat
+from learner.diagnostics.gauges import PromptsSeen
+from tests.support.factories import make_hard, make_result, make_stat
 from tests.unit.test_composer import compose, prompts, rng_of
 from tests.unit.test_replay_composers import composer, decided, names
 
@@ -96,6 +99,33 @@ def test_a_group_of_b_high_keeps_what_it_was_through_the_store() -> None:
     kept = unpack_tables(pack_tables(Tables(high=high))).high
     assert kept == high
     assert [is_informative(stat) for stat in kept] == [True, False, True]
+
+
+# -- counts of correct responses
+
+
+def test_correct_is_a_reward_of_1_and_partial_credit_adds_up_to_none() -> None:
+    assert num_correct([0.1] * 8) == 0  # a sum of .8 is not one correct response
+    assert num_correct([0.9, 0.9, 1, 0]) == 1
+    assert num_correct([1 - 6e-8, 1, 0.5]) == 2
+
+
+def test_a_prompt_is_newly_solved_by_a_correct_response_and_not_by_partial_credit() -> None:
+    telemetry = Telemetry()
+    seen = PromptsSeen(telemetry)
+
+    def has_unsolved_after(*rewards: float) -> bool:
+        seen.count([make_result(rewards=rewards)])
+        return "bapo_prompts_unsolved 1.0" in telemetry.exposition().decode()
+
+    assert has_unsolved_after(0.1, 0.1, 0.1, 0.1)
+    assert has_unsolved_after(0.9, 0.9, 0.9, 0.9)
+    assert not has_unsolved_after(0, 0, 0.1, 1)
+
+
+def test_accuracy_bins_count_correct_responses() -> None:
+    assert right(make_result(rewards=[0.1] * 8)) == 0
+    assert right(make_result(rewards=[0.1, 0.1, 1, 1, 0.9, 0, 0, 0])) == 2
 
 
 # -- filters

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from bapo.analysis.compare.accuracy import shared_seeds
-from bapo.analysis.compare.gather import Measured, Method
+from bapo.analysis.compare.gather import Measured, Method, Row
 from bapo.analysis.run_records import BASE_VERSION
 from bapo.analysis.significance import weighted
 from bapo.core.statistics import Estimate
-from bapo.core.types import GroupResult, Purpose
+from bapo.core.types import GroupResult, Purpose, num_correct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def held_out_bins(run: Measured, split: str, version: int) -> dict[str, int]:
     """Prompt id -> right responses, as measured at one version; empty if it was not."""
     for row in run.rows(split):
         if row["version"] == version:
-            return {prompt: round(sum(rewards)) for prompt, rewards in row["rewards"].items()}
+            return {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
     return {}
 
 
@@ -166,7 +166,7 @@ def fresh_visits(sampled: Iterable[tuple[int, Sequence[GroupResult]]]) -> Mappin
 
 
 def right(result: GroupResult) -> int:
-    return round(sum(result.rewards))
+    return num_correct(result.rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +188,15 @@ def unsolved(runs: Iterable[Measured], split: str) -> Unsolved | None:
 
     Measurements of runs with the same seed are not independent samples of each other: their engines start alike.
     """
-    by_seed: dict[int, list[Mapping[str, float]]] = {}
+    by_seed: dict[int, list[Mapping[str, int]]] = {}
     measured = []
     for run in runs:
-        base, final = run.means(split, last=False), run.means(split, last=True)
+        base, final = _counts(run.before(split)), _counts(run.after(split))
         if base:
             by_seed.setdefault(run.seed, []).append(base)
-        measured += [means for means in (base, final) if means]
-    prompts = [prompt for prompt in measured[0] if all(prompt in means for means in measured)] if by_seed else []
-    failed = {p: [sum(means[p] == 0 for means in own) / len(own) for own in by_seed.values()] for p in prompts}
+        measured += [counts for counts in (base, final) if counts]
+    prompts = [prompt for prompt in measured[0] if all(prompt in counts for counts in measured)] if by_seed else []
+    failed = {p: [sum(counts[p] == 0 for counts in own) / len(own) for own in by_seed.values()] for p in prompts}
     found = Unsolved(
         weights={prompt: sum(shares) / len(shares) for prompt, shares in failed.items()},
         twice={prompt: _both(shares) for prompt, shares in failed.items()} if len(by_seed) > 1 else {},
@@ -238,8 +238,13 @@ def base_of(run: Measured) -> str:
 
 def _solved(run: Measured, split: str, population: Unsolved) -> list[float]:
     """[P] weight of each prompt with a right response after training, else 0; empty if it was not measured."""
-    means = run.means(split, last=True)
-    return [weight * (means[prompt] > 0) for prompt, weight in population.weights.items()] if means else []
+    counts = _counts(run.after(split))
+    return [weight * (counts[prompt] > 0) for prompt, weight in population.weights.items()] if counts else []
+
+
+def _counts(row: Row | None) -> dict[str, int]:
+    """Prompt id -> right responses of one measurement; empty without."""
+    return {} if row is None else {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
 
 
 def _solved_again(population: Unsolved) -> list[float]:

@@ -6,7 +6,7 @@ group was bad luck. The floor is the share of such successes with the weights th
     fresh groups of the steps around the failure --EM--> distribution of the pass rate p on a grid
     floor = E_p[P(mu <= c1) P(c1 < mu' < 1)] / E_p[P(mu <= c1)]         two independent groups of the same p
 
-Needs no additional responses. Rewards other than 0 and 1 count as correct from 1/2.
+Needs no additional responses. k counts responses with a reward of 1, and mu stands for k / G.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.analysis.compare.gather import Measured
 from bapo.core.statistics import Estimate, estimate
-from bapo.core.types import GroupResult, Purpose
+from bapo.core.types import Purpose, num_correct
 
 Floats = NDArray[np.float64]
 ANY = 1 << 30
@@ -83,7 +83,7 @@ def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
         for result in results:
             if len(result.rewards) != size or result.purpose is Purpose.EVALUATE:
                 continue
-            k = _num_correct(result)
+            k = num_correct(result.rewards)
             failure = failures.get(result.prompt_id)
             if result.purpose is Purpose.REEVALUATE and failure is not None:
                 failed_at, version, num_failures = failure
@@ -98,17 +98,13 @@ def _fresh_levels(run: Measured, size: int) -> dict[int, Floats]:
     found: dict[int, Floats] = {}
     for step, results in run.sampled:
         fresh = [r for r in results if r.purpose is Purpose.FRESH and len(r.rewards) == size]
-        found[step] = np.bincount([_num_correct(r) for r in fresh], minlength=size + 1).astype(np.float64)
+        found[step] = np.bincount([num_correct(r.rewards) for r in fresh], minlength=size + 1).astype(np.float64)
     return found
 
 
 def _floor_at(step: int, levels: dict[int, Floats], last_hard: int, num_failures: int) -> float:
     around = [counts for other, counts in levels.items() if abs(other - step) <= AROUND]
     return floor_of(tuple(np.sum(around, axis=0).tolist()), last_hard, num_failures)
-
-
-def _num_correct(result: GroupResult) -> int:
-    return sum(reward >= 0.5 for reward in result.rewards)
 
 
 def floor_of(counts: tuple[float, ...], last_hard: int, num_failures: int = 1) -> float:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Protocol
 
 from bapo.core.errors import ConfigError, GradingError
-from bapo.core.types import Prompt
+from bapo.core.types import SAME_REWARD, Prompt
 from bapo.tasks.base import ROW, Task
 from bapo.tasks.dataset import Columns, Conversations, columns_of_file, prompt_of, read_rows
 from bapo.tasks.grading.pool import GraderPool, Grades, prompt_words
@@ -43,6 +43,8 @@ class Trial:
     """Rows that were graded with the answer of another row."""
     others_right: int = 0
     """Those of them that were rewarded 1."""
+    others_partly: int = 0
+    """Those of them that got partial credit."""
     others_failed: int = 0
     """Those of them that got no reward."""
     total_s: float = 0.0
@@ -104,6 +106,7 @@ def try_reward(
             gold = gold_of(other)
             result, problem = try_response(graders, prompt, gold, copies=copies)
             trial.others_right += result == RIGHT
+            trial.others_partly += result == PARTLY
             if result not in (RIGHT, PARTLY, WRONG):
                 trial.others_failed += 1
                 trial.problems.append((f"{where} ({gold[:MAX_SHOWN]!r})", f"with another row's answer, {problem}"))
@@ -136,9 +139,9 @@ def try_response(graders: Grader, prompt: Prompt, text: str, *, copies: int) -> 
     if grades.num_busy:
         return BUSY, "the gold answer keeps the verifier busy"
     reward = float(grades.rewards[0])
-    if reward == 1.0:
+    if reward >= 1 - SAME_REWARD:
         return RIGHT, ""
-    return WRONG if reward == 0.0 else PARTLY, f"the reward of the gold answer is {reward:g}"
+    return WRONG if reward <= SAME_REWARD else PARTLY, f"the reward of the gold answer is {reward:g}"
 
 
 def _others(prompts: Sequence[Prompt]) -> list[Prompt | None]:
