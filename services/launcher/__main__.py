@@ -28,6 +28,7 @@ from services.launcher.doctor import checks
 from services.launcher.doctor.check_list import preflight
 from services.launcher.doctor.doctor import run_doctor
 from services.launcher.doctor.dry_run import dry_run
+from services.launcher.doctor.inputs import check_inputs
 from services.launcher.doctor.situation import Situation
 from services.launcher.gpus.devices import visible_here
 from services.launcher.gpus.plan import GpuPlan, share_gpus
@@ -118,7 +119,10 @@ def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> 
             has_learner=with_learner,
             is_resumed=bool(run.read_run()),
         )
-        preflight(situation, say=(lambda _: None) if flags.quiet else _to_stderr)
+        say: Callable[[str], None] = (lambda _: None) if flags.quiet else _to_stderr
+        preflight(situation, say=say)
+        if flags.verb == "train" and (note := check_inputs(situation, run, accepts=flags.accept_changes)):
+            say(note)
     except BapoError:
         if not run.read_run():
             shutil.rmtree(run.path)
@@ -171,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         verbs.choices[verb].add_argument("--quiet", action="store_true")
         verbs.choices[verb].add_argument("--verbose", action="store_true")
     verbs.choices["train"].add_argument("--resume", action="store_true")
+    verbs.choices["train"].add_argument("--accept-changes", action="store_true")
     doctor = verbs.add_parser("doctor")
     doctor.add_argument("--config", required=True)
     doctor.add_argument("--json", action="store_true")

@@ -43,6 +43,10 @@ def train(
     ] = None,
     dry_run: DryRun = False,
     free_ports: FreePorts = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="With --resume: go on although data, reward, model or config changed."),
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -59,7 +63,10 @@ def train(
     """
     flags = [*(["--quiet"] if quiet else []), *(["--verbose"] if verbose else [])]
     if resume is not None:
+        flags += ["--accept-changes"] if accept_changes else []
         _resume(resume, [*(config or []), *(["--free-ports"] if free_ports else [])], flags)
+    if accept_changes:
+        raise ConfigError("--accept-changes is only for --resume RUN")
     refuse_empty(config)
     resolved = load_named(config, free_ports=free_ports)
     refuse_unnamed(config or [])

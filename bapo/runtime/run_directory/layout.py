@@ -3,6 +3,7 @@
     RUN/config.toml                     the resolved config
         run.json                        ids, process ids, addresses, versions, commit, status
         prometheus.json                     addresses of its processes, for Prometheus (services/launcher/targets.py)
+        inputs.json                     digests of what it trains on (services/launcher/doctor/inputs.py)
         metrics.jsonl                   one object per learner step
         evaluations.jsonl               one object per evaluated held-out split and version
         groups/step-000012.parquet      one row per GroupResult: every group read by the assembly of step 12
