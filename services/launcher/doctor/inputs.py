@@ -45,9 +45,9 @@ def inputs_of(situation: Situation, run: RunDirectory, before: Mapping[str, Mapp
         known = before.get(key, {})
         is_same = all(known.get(name) == value for name, value in fields.items()) and "digest" in known
         found[key] = fields | {"digest": known["digest"] if is_same else digest_of(path)}
-    path = situation.config.model.path
-    if is_hub_id(path) and (folder := folder_of(path)) is not None:
-        found[f"model {path}"] = {"digest": folder.name}
+    model = situation.config.model.path
+    if is_hub_id(model) and (folder := folder_of(model)) is not None:
+        found[f"model {model}"] = {"digest": folder.name}
     for split in situation.splits:
         ids = "\n".join(prompt.prompt_id for prompt in situation.task.prompts(split))
         found[f"prompts {split}"] = {"digest": hashlib.sha256(ids.encode()).hexdigest()}
