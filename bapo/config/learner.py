@@ -20,7 +20,7 @@ class LearnerConfig(Frozen):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule after the warmup, over the steps of the run, as in transformers."""
     lr_final: float = Field(0.0, ge=0, le=1)
-    """Learning rate behind the last step as a fraction of `lr`, for decaying schedules."""
+    """Learning rate after the last step as a fraction of `lr`, for decaying schedules."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Betas of AdamW."""
     weight_decay: float = Field(0.0, ge=0)

@@ -297,7 +297,7 @@ def is_due(step: int, every: int) -> bool:
 def lr_at(settings: LearnerConfig, step: int, num_steps: int) -> float:
     """Learning rate of step `step` (from 1) of a run of `num_steps`.
 
-    The last warmup step and the step after it have the peak. `lr_final` of it is reached behind the last step, so that
+    The last warmup step and the step after it have the peak. `lr_final` of it is reached after the last step, so that
     the last step trains, too (the schedules of transformers, as in TRL). A run that is extended and resumed uses the
     rates of the longer run.
     """

@@ -65,6 +65,36 @@ def test_init_keeps_prompt_and_response_within_the_context_of_the_model(folder: 
     assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == (100, 200)
 
 
+def test_init_starts_with_grpo_and_says_that_partial_credit_counts(folder: Path) -> None:
+    assert CliRunner().invoke(app, INIT).exit_code == 0
+    config = load_config(["run.toml"], [])
+    assert (config.preset, config.rollout.num_workers) == ("grpo", 1)
+    assert "partial credit" in (folder / "run.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rate"),
+    [(600_000, 1e-4), (9_999_999, 1e-4), (135_000_000, 1e-5), (500_000_000, 1e-6), (8 * 10**9, 1e-6)],
+)
+def test_init_writes_a_rate_for_the_size_of_the_model(folder: Path, parameters: int, rate: float) -> None:
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 0]}}).encode()
+    (folder / "model" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert CliRunner().invoke(app, INIT).exit_code == 0
+    assert load_config(["run.toml"], []).learner.lr == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1e-6), ("HuggingFaceTB/SmolLM2-135M", 1e-5), ("Qwen/Qwen3-0.6B", 1e-6),
+        ("acme/tiny-3M", 1e-4), ("acme/unknown", 1e-6), ("acme/gpt4-2B3", 1e-6), ("Qwen/Qwen3-30B-A3B", 1e-6),
+    ],
+)  # fmt: skip
+def test_init_reads_the_size_of_a_model_on_the_hub_from_its_name(folder: Path, name: str, rate: float) -> None:
+    assert CliRunner().invoke(app, ["init", "--model", name, *INIT[3:]]).exit_code == 0
+    assert load_config(["run.toml"], []).learner.lr == rate
+
+
 def test_init_overwrites_only_by_force(folder: Path) -> None:
     (folder / "run.toml").write_text("mine")
     assert "overwrite it with --force" in refused(*INIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
-from bapo.runtime.model_files import context_length, is_hub_id, missing_parts
+from bapo.runtime.model_files import context_length, folder_of, is_hub_id, missing_parts, num_parameters
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS, Row, first_with_values, is_file, read_rows
 from bapo.tasks.grading.pool import GraderPool
@@ -31,6 +32,15 @@ MAX_PROMPTS = 64
 MORE_ANSWER_COLUMNS = ("target", "label", "ground_truth", "response", "output")
 REWARD_CALLS = {"trl": "called with all responses to a prompt"}
 """Prefix of a reward -> when it is called; the others: for each response."""
+REWARD_VALUES = "1: right, 0: wrong, between: partial credit"
+LEARNING_RATES = ((10_000_000, "1e-4"), (400_000_000, "1e-5"))
+"""(Parameters, rate for fewer than these). Larger models: LARGE_RATE.
+
+The best rate decreases with the size of a model. 1e-6 is the paper's, for 1.5 B parameters and more, and the default of
+TRL and verl; every study with the shipped models of 0.6 to 1 M has 1e-4 (deploy/configs). What lies between is
+interpolated, not measured.
+"""
+LARGE_RATE = "1e-6"
 CHAT_NAMES = ("instruct", "chat", "-it")
 """Substrings in the names of models with a chat template."""
 
@@ -63,7 +73,7 @@ def init(
     held_out: Annotated[
         str | None, typer.Option("--held-out", metavar="FILE", help="Evaluation data, like --data.")
     ] = None,
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The method, such as grpo.")] = "bapo-reuse",
+    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The method, such as bapo-reuse.")] = "grpo",
     prompt_column: Annotated[str | None, typer.Option(help="Column of the prompts; default: detected.")] = None,
     answer_column: Annotated[str | None, typer.Option(help="Column of the answers; default: detected.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path("run.toml"),
@@ -190,9 +200,12 @@ def run_toml(
         'name = "dataset"',
         f"options = {{ {', '.join(_task_options(model, data, held_out, found))} }}",
         *(
-            [(f"reward = {_toml(reward)}", REWARD_CALLS.get(reward.partition(":")[0], "called with each response"))]
+            [
+                f"# {REWARD_CALLS.get(reward.partition(':')[0], 'called with each response')}; {REWARD_VALUES}",
+                f"reward = {_toml(reward)}",
+            ]
             if reward
-            else []
+            else [f'# reward = "rewards.py:score"       # instead of the exact answer; {REWARD_VALUES}']
         ),
         "",
         "[algorithm]",
@@ -200,13 +213,13 @@ def run_toml(
         (f"group_size = {group_size}", "responses per prompt"),
         "",
         "[rollout]",
-        ("num_workers = 1", "inference engines; one per GPU"),
+        ("num_workers = 1", "inference engines, each on a GPU or core of its own"),
         (f"max_prompt_tokens = {prompt_tokens}", "longer prompts are rejected"),
         (f"max_response_tokens = {response_tokens}", "longer responses are truncated"),
         *([("engine_options = { gpu_memory_utilization = 0.4 }", "shared with the learner")] if num_gpus == 1 else []),
         "",
         "[learner]",
-        ("lr = 1e-6", "use 1e-5 to 1e-4 for small models"),
+        _learning_rate(model),
         (f"minibatch_size = {max(1, batch_size // updates)}", "prompts per update"),
         "",
         "[checkpoint]",
@@ -221,6 +234,26 @@ def run_toml(
         ),
     ]
     return "\n".join(row if isinstance(row, str) else f"{row[0]:<33} # {row[1]}" for row in rows) + "\n"
+
+
+def _learning_rate(model: str) -> tuple[str, str]:
+    """The line of the rate, and why it has this value."""
+    folder = folder_of(model)
+    parameters = (num_parameters(folder) if folder else None) or _size_in_name(model)
+    if not parameters:
+        return f"lr = {LARGE_RATE}", "for 0.5 B parameters and more; 1e-5 to 1e-4 for smaller models"
+    rate = next((rate for bound, rate in LEARNING_RATES if parameters < bound), LARGE_RATE)
+    return f"lr = {rate}", f"fits {_millions(parameters)} parameters; the larger a model, the lower"
+
+
+def _size_in_name(model: str) -> int | None:
+    """Parameters that a model's name states: Qwen2.5-1.5B-Instruct has 1.5e9, SmolLM2-135M 1.35e8."""
+    match = re.search(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", Path(model).name, re.IGNORECASE)
+    return int(float(match[1]) * {"B": 1e9, "M": 1e6}[match[2].upper()]) if match else None
+
+
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
 
 
 def _lengths(model: str) -> tuple[int, int]:
