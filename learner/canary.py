@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
@@ -51,7 +52,7 @@ def canary_tokens(config: Config, known: Sequence[int]) -> tuple[int, ...]:
 def _of_the_task(config: Config, known: frozenset[int]) -> list[int]:
     """Raises: BapoError, OSError, ValueError."""
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(config.model.path)
     encoded: list[int] = []
     for prompt in task.prompts("train")[:1]:
         encoded += prompt_token_ids(tokenizer, prompt)

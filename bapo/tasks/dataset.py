@@ -375,7 +375,8 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
             f"{row.where}: column {asked!r} is missing or null; the row has {list(row.values)}. "
             "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
         )
-    value, templated = columns.asked(row.get(asked)), None
+    value = columns.asked(row.get(asked))
+    templated: bool | None = None
     if isinstance(value, list):
         text, templated = write(row, value), write.by_template
         extra[MESSAGES] = value

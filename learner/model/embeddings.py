@@ -54,7 +54,7 @@ def embed(model_path: str, prompts: Sequence[Prompt], device: torch.device) -> N
     """[N, D] mean last hidden state over the tokens of each prompt. Raises: ConfigError if the model does not load."""
     try:
         model: Any = AutoModel.from_pretrained(model_path, dtype=torch.float32).to(device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path={model_path}: cannot embed prompts with it: {error}") from error
     encoded = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]

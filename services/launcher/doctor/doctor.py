@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -132,7 +133,8 @@ def tokenizer(situation: Situation) -> Check:
     try:
         from transformers import AutoTokenizer  # here: it takes seconds to import
 
-        encoder = AutoTokenizer.from_pretrained(config.model.path, local_files_only=Path(config.model.path).is_dir())
+        is_local = Path(config.model.path).is_dir()
+        encoder: Any = AutoTokenizer.from_pretrained(config.model.path, local_files_only=is_local)
         prompts = situation.task.prompts("train")[:NUM_ROUND_TRIPS]
     except (BapoError, ImportError, OSError, ValueError) as error:
         detail = f"cannot load the tokenizer of {config.model.path}: {str(error).splitlines()[0]}"
