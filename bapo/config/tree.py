@@ -40,6 +40,9 @@ class RunConfig(Frozen):
     """Folder of run directories. Two runs never share a directory."""
     seed: int = Field(42, ge=0, lt=1 << 63)
     """Seed of all randomness: data order, filters, X3 and re-evaluation sampling."""
+    deterministic: bool = False
+    """Every response has a seed of its own, so that two runs with one seed and commit on one machine train the same
+    groups, whatever the timing of their workers (docs/faq.md). Needs `cadence.max_steps_ahead = 0`."""
     num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """T: learner steps."""
 
@@ -297,6 +300,29 @@ class Config(Frozen):
             raise ValueError(
                 f"learner.microbatch_tokens = {self.learner.microbatch_tokens} is less than one sequence of "
                 f"{longest} tokens (max_prompt_tokens + max_response_tokens); use at least {longest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def deterministic_runs_wait(self) -> Self:
+        """What arrives first must not decide what trains."""
+        if not self.run.deterministic:
+            return self
+        cadence = self.cadence
+        if cadence.max_steps_ahead > 0:
+            raise ValueError(
+                f"run.deterministic with cadence.max_steps_ahead = {cadence.max_steps_ahead}: which weights sample a "
+                "group would depend on its timing; set cadence.max_steps_ahead = 0"
+            )
+        if self.algorithm.use_x2 and not cadence.wait_for_reevaluation:
+            raise ValueError(
+                "run.deterministic with algorithm.use_x2 and cadence.wait_for_reevaluation = false: the step of a "
+                "re-evaluated group would depend on its timing; set cadence.wait_for_reevaluation = true"
+            )
+        if self.rollout.generation_budget is not None:
+            raise ValueError(
+                "run.deterministic with rollout.generation_budget: the weights of a segment would depend on its "
+                "timing; remove the budget"
             )
         return self
 

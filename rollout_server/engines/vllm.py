@@ -124,6 +124,7 @@ class VllmEngine:
         self._probe = SamplingParams(
             max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
+        self._seed = config.run.seed if config.run.deterministic else None
         self._sampling_ids: set[str] = set()
         self._early: list[SampledGroup] = []
         self._parts: dict[str, Continuation] = {}
@@ -178,6 +179,8 @@ class VllmEngine:
         self._check_length(len(token_ids), request.prompt.text)
         sampling = self._sampling.clone()
         sampling.n = request.group_size
+        if self._seed is not None:
+            sampling.seed = seed_of(self._seed, request.request_id)  # vLLM adds the response's place in the group
         sampling.temperature = request.temperature or sampling.temperature
         sampling.top_p = request.top_p or sampling.top_p
         if most is not None:
@@ -362,9 +365,10 @@ def make_engine(config: Config, image: ReadImage = no_image, worker_id: str = ""
     return VllmEngine(config, image, worker_id)
 
 
-def seed_of(seed: int, worker_id: str) -> int:
-    """The seed of a worker's engine: with one seed, all workers and their replacements would draw the same numbers."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{worker_id}".encode()).digest()[:4])
+def seed_of(seed: int, name: str) -> int:
+    """The seed of a worker's engine, by its id: with one seed, all workers and their replacements would draw the same
+    numbers. With `run.deterministic`, the seed of a request."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4])
 
 
 def _engine_args(config: Config, worker_id: str) -> dict[str, Any]:

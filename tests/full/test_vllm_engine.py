@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from bapo.algorithms.settings import CadenceConfig
 from bapo.config.rollout import RolloutConfig
-from bapo.config.tree import Config, ModelConfig
+from bapo.config.tree import Config, ModelConfig, RunConfig
 from bapo.core.errors import ContractError, WeightMismatchError
 from bapo.core.token_arrays import Float32s, versions_of
 from bapo.core.types import Canary, WeightUpdate
@@ -107,6 +108,8 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("vllm")
     learner = write_tiny_model(folder / "model", tie=tie)
     config = Config(
+        run=RunConfig(deterministic=not tie),
+        cadence=CadenceConfig(max_steps_ahead=0, wait_for_reevaluation=True),
         model=ModelConfig(path=str(folder / "model")),
         rollout=RolloutConfig(
             temperature=temperature,
@@ -139,6 +142,19 @@ def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of
     cold, warm = sorted(rig.finish(), key=lambda group: group.request_id)
     assert len(set(map(tuple, np.split(cold.token_ids, np.cumsum(cold.lengths)[:-1])))) == 1
     assert len(set(map(tuple, np.split(warm.token_ids, np.cumsum(warm.lengths)[:-1])))) > 1
+
+
+def test_a_deterministic_run_samples_the_same_tokens_whatever_else_its_engine_samples(rig: Rig) -> None:
+    def sample(others: int) -> list[int]:
+        for i in range(others):
+            rig.engine.submit(make_request(prompt_id=f"before-{i}"))
+        rig.engine.submit(make_request(prompt_id="looked-at", group_size=8))
+        found = [group for group in rig.finish() if group.request_id == "g-looked-at"]
+        return found[0].token_ids.tolist()
+
+    alone, among_others = sample(0), sample(5)
+    is_deterministic = rig.temperature == 0.7
+    assert (alone == among_others) == is_deterministic
 
 
 def test_an_update_keeps_every_tensor_of_the_model_at_its_address_as_cuda_graphs_need_it(rig: Rig) -> None:

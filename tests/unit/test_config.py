@@ -352,3 +352,20 @@ def test_every_configuration_survives_its_resolved_file(
     path = tmp_path_factory.mktemp("resolved") / "config.toml"
     path.write_text(dump_toml(config), encoding="utf-8")
     assert load_resolved(path) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["--cadence.max_steps_ahead=1"], "max_steps_ahead = 0"),
+        (["--cadence.wait_for_reevaluation=false"], "wait_for_reevaluation = true"),
+        (["--rollout.generation_budget=8"], "generation_budget"),
+    ],
+)
+def test_a_deterministic_run_refuses_what_depends_on_timing_and_names_the_setting(
+    overrides: list[str], named: str
+) -> None:
+    alone = ["--run.deterministic=true", "--cadence.max_steps_ahead=0"]
+    assert load_config(["bapo"], alone).run.deterministic
+    (problem,) = problems(["bapo"], [*alone, *overrides])
+    assert named in problem
