@@ -5,8 +5,8 @@ r"""Answers of mathematics as they are written: what can be decided without alge
     decided("x^2-1", "(x-1)(x+1)")           None        a computer algebra system has to say
     spelled("4.5e33")                        "4.5\\times 10^{33}"
 
-Pure functions of short texts. Decimals: the response may differ by half a unit of the last place of a gold answer of at
-least three digits, since such an answer may be rounded; an exact gold answer is never rounded.
+Pure functions of short texts. Numbers are `math_numbers`; letters of a choice, and two
+answers in one, `math_choices`.
 
 Does not cover: conversion of units, answers whose meaning the problem decides (docs/mathematics.md names them).
 """
@@ -15,27 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
 
-MAX_EXPONENT = 400
-"""Powers of ten beyond it are left to the verifier."""
-MAX_DIGITS = 200
-"""Characters of a number."""
-ROUNDED_DIGITS = 3
-"""Digits from which a decimal may be a rounded one."""
-EXACT_DIGITS = 6
-"""Digits from which a decimal is as good as the exact number that it rounds or cuts off."""
+from bapo.tasks.math_choices import choice_of, named_choice, names_another
+from bapo.tasks.math_numbers import SPACES, as_fractions, latex_numbers, number_of, same_number
 
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
-_SPACES = re.compile(r"\\[,;:! ]|~|\\q?quad\b|\\(?:displaystyle|left|right|limits)(?![a-zA-Z])")
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\}|\\[,;! ])(?:\\!)?\d{3})+(?![\d,])")
-_SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?|\.\d+)\s?[eE]([+-]?\d+)(?![\dA-Za-z.])")
-_MIXED = re.compile(r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)")
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{(-?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
-_DECIMAL = re.compile(
-    r"([+-]?)(?:(\d+\.?\d*|\.\d+)(?:(?:\\times|\\cdot|\*|×)10\^\{?([+-]?\d+)\}?)?|(\d+)/(\d+)|10\^\{?([+-]?\d+)\}?)"
-    r"(\\?%)?"
+_FONT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|unit|si)\s*"
+_WRAPPER = re.compile(_FONT + r"\{([^{}]*)\}")
+_OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf)\s+([^{}]*)\}")
+# Possessive: what could be split in several ways would take exponential time on a response that does not match.
+_GAP = (
+    r"(?:\s|~|\{\}|\\[,;:! ]|\{\\[,;:! ]\}|\\q?quad(?![a-zA-Z])|\\hs(?:pace|kip)\*?\{[^{}]*\}"
+    r"|\\(?:thin|med|thick|en)space(?![a-zA-Z]))*+"
 )
 _NAMES = (
     ("mm", "millimeter millimetre"), ("cm", "centimeter centimetre"), ("dm", "decimeter"), ("m", "meter metre"),
@@ -49,62 +39,70 @@ _NAMES = (
 )  # fmt: skip
 _UNITS = {word: short for short, names in _NAMES for word in (short, *names.split())}
 _UNIT_WORD = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
+_UNIT_POWER = rf"(?:{_UNIT_WORD})s?(?:\^\{{?-?\d\}}?)?"
 _BARE_UNIT = re.compile(
-    rf"(?<=[\d}})])(?P<gap>\s*)(?P<unit>(?:{_UNIT_WORD})s?(?:\^\{{?-?\d\}}?)?"
-    rf"(?:\s*(?:/|\\cdot|\*|\s|per)\s*(?:{_UNIT_WORD})s?(?:\^\{{?-?\d\}}?)?)*)$"
+    rf"(?:(?<=[\d}})])|(?<=\\pi))(?P<gap>{_GAP})(?P<unit>{_UNIT_POWER}"
+    rf"(?:(?:\s*+(?:/|\\cdot(?![a-z])|\*|per\b)|(?=\s)){_GAP}{_UNIT_POWER})*){_GAP}$"
 )
-_TEXT_UNIT = re.compile(r"(?<=[\d})])[\s~]*(?P<unit>(?:\\(?:text|mathrm|mbox|textrm)\s*\{[^{}]*\}\s*(?:\^\{?-?\d\}?)?"
-                        r"\s*(?:/|\\cdot)?\s*)+)$")  # fmt: skip
+_TEXT_UNIT = re.compile(
+    rf"(?<=[\w}})])(?P<gap>{_GAP})(?P<unit>(?:{_FONT}\{{[^{{}}]*\}}{_GAP}(?:\^\{{?-?\d\}}?)?+"
+    rf"{_GAP}(?:/|\\cdot(?![a-z]))?+{_GAP})+)$"
+)
+_MEASURE = re.compile(rf"(?<![\d.])(\d++(?:\.\d++)?)\s*+({_UNIT_WORD})s?(?![A-Za-z])(?:\s*(?:,|and)?\s*)")
 _CURRENCY = {"\\$": "dollar", "€": "euro", "\\euro": "euro", "£": "gbp", "\\pounds": "gbp"}
-_CHOICE = re.compile(r"\(?([A-J])\)?")
-_LED_BY_CHOICE = re.compile(r"\(([A-J])\)[\s.:]*(.*)|([A-J])[).:]\s*(.*)", re.DOTALL)
 _CHOICE_BEFORE = re.compile(
     r"\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\([A-J]\)\s*\}?(?:\\[ ,;:]|~|\s|\\q?quad)*(?=\S)"
 )
-_WORDS = re.compile(r"[A-Za-z][A-Za-z' .\-]*")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9' .,\-]*")
+_FUNCTIONS = (
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "exp",
+    "sqrt", "pi",
+)  # fmt: skip
+_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({'|'.join(name for name in _FUNCTIONS if name != 'sqrt')})(?![A-Za-z])")
+_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)")
+_RATIO = re.compile(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|(?<=\s)to(?=\s))\s*(\d+)")
 _NOTHING = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutions", "none", "emptyset",
                       "\\emptyset", "\\varnothing", "\\{\\}", "theemptyset"})  # fmt: skip
 _SIGNS = {"\\leq": "<=", "\\leqslant": "<=", "\\le": "<=", "≤": "<=", "\\lt": "<", "\\geq": ">=", "\\geqslant": ">=",
-          "\\ge": ">=", "≥": ">=", "\\gt": ">"}  # fmt: skip
+          "\\ge": ">=", "≥": ">=", "\\gt": ">", "\\neq": "!=", "\\ne": "!=", "≠": "!="}  # fmt: skip
 _BETWEEN = re.compile(r"([^<>=]+)(<=?)([a-zA-Z])(<=?)([^<>=]+)")
 _ONE_SIDED = re.compile(r"([a-zA-Z])([<>]=?)([^<>=]+)|([^<>=]+)([<>]=?)([a-zA-Z])")
+_EXCEPT = re.compile(r"[a-zA-Z]!=([^<>=!,]+)|\\mathbb\{?R\}?(?:\\setminus|\\backslash|-)\\\{([^<>=!,]+)\\\}")
 _FRENCH = re.compile(r"([\[\]])([^\[\],]+,[^\[\],]+)([\[\]])")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """A number as it is written."""
-
-    value: Fraction
-    unit: Fraction
-    """Of the last digit, of a decimal; 0: exact."""
-    digits: int
-    """Significant ones of a decimal."""
-    is_percent: bool
 
 
 def decided(gold: str, found: str) -> bool | None:
     """Whether two answers are the same, where their texts say it; None where only algebra can."""
     gold, found = gold.strip(), found.strip()
-    if "".join(gold.split()) == "".join(found.split()):
+    if _closed_up(gold) == _closed_up(found):
         return True
     if (by_words := _by_words(gold, found)) is not None:
         return by_words
-    found = _without_choice(found)
-    (gold_unit, gold), (unit, found) = _unit_of(gold), _unit_of(found)
+    if (behind := (_without_choice(gold), _without_choice(found))) != (gold, found):
+        return decided(*behind)
+    gold, found = as_fractions(gold), as_fractions(found)
+    if (by_measures := _by_measures(gold, found)) is not None:
+        return by_measures
+    if names_another(gold, found) or _equates(found):
+        return False
+    return _by_numbers(gold, found)
+
+
+def _by_numbers(gold: str, found: str) -> bool | None:
+    """Units that differ, numbers, and a set that is no interval."""
+    (gold_unit, gold), (unit, found) = _units_of(gold, found)
     if gold_unit and unit and gold_unit != unit:
         return False
     ours, theirs = number_of(gold), number_of(found)
     if ours is not None and theirs is not None:
-        return _same(ours, theirs)
+        return same_number(ours, theirs)
     brackets = {_brackets(gold), _brackets(found)}
     return False if "set" in brackets and brackets & {"open", "closed"} else None
 
 
-def rounding_of(gold: str) -> tuple[Fraction, Fraction] | None:
-    """(value, half a unit of its last place) of a gold answer that may be rounded; None for any other."""
-    number = number_of(_unit_of(gold.strip())[1])
-    return None if number is None or not _rounding(number) else (number.value, _rounding(number))
+def bare(answer: str) -> str:
+    """An answer without the letter of a choice and without its unit."""
+    return _unit_of(as_fractions(_without_choice(answer.strip())))[1]
 
 
 def spelled(answer: str, other: str) -> str:
@@ -112,146 +110,140 @@ def spelled(answer: str, other: str) -> str:
 
     spelled("1 \\le x < 2", "[1,2)") == "[1,2)"        spelled("90^\\circ", "\\frac{\\pi}{2}") == "90\\frac{\\pi}{180}"
     """
-    text = _unit_of(_without_choice(answer.strip()))[1]
+    text = bare(answer)
     text = re.sub(r"\\text\s*\{\s*infinity\s*\}|(?<![\\a-zA-Z])infinity|∞", r"\\infty", text)
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _one_number(text))
+    text = _RATIO.sub(r"\1:\2", latex_numbers(text))
+    text = _ROOT.sub(r"\\sqrt{\1}", _FUNCTION.sub(r"\\\1 ", text))
     if "\\pi" in other and "\\pi" not in text:
         text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\frac{\\pi}{180}", text)
     interval = _as_interval(text) if _brackets(other) in ("open", "closed", "mixed") or "\\cup" in other else None
     return interval or text
 
 
-def number_of(text: str) -> Number | None:
-    """A decimal, fraction, mixed number, power of ten or percentage; None for anything else."""
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _one_number(text))
-    text = re.sub(r"\s|\$", "", _SPACES.sub("", text)).removesuffix(".")
-    if len(text) > MAX_DIGITS:
-        return None
-    match = _FRACTION.search(text)
-    return _decimal(text) if match is None else _mixed(text[: match.start()], match, text[match.end() :])
+def _equates(found: str) -> bool:
+    """Whether an answer writes two different numbers with an equals sign between them: `5=6`."""
+    sides = [(unit, number_of(text)) for unit, text in map(_unit_of, found.split("="))] if "=" in found else []
+    values = {(unit, number.without_sign().value) for unit, number in sides if number is not None}
+    return len({value for _, value in values}) > 1 and len({unit for unit, _ in values}) == 1
 
 
-def _one_number(text: str) -> str:
-    """Without thousands separators, and with powers of ten in LaTeX."""
-    return _SCIENTIFIC.sub(r"\1\\times 10^{\2}", _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text))
+def _units_of(gold: str, found: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """As `_unit_of`; "5m" is five meters next to an answer that has a unit, and may be five times m otherwise."""
+    ours, theirs = _unit_of(gold), _unit_of(found)
+    return (ours if ours[0] or not theirs[0] else _unit_of(gold, glued=True)), (
+        theirs if theirs[0] or not ours[0] else _unit_of(found, glued=True)
+    )
 
 
-def _mixed(before: str, fraction: re.Match[str], after: str) -> Number | None:
-    """`-1\\frac12`: sign and whole part, fraction, percent sign."""
-    top, bottom = int(fraction[1] or fraction[2]), int(fraction[3] or fraction[4])
-    whole = before.lstrip("+-")
-    is_number = not whole or (whole.isdecimal() and top >= 0)
-    if not is_number or len(before) - len(whole) > 1 or bottom == 0 or after not in ("", "%", "\\%"):
-        return None
-    value = int(whole or 0) + Fraction(top, bottom)
-    return Number(value=-value if before.startswith("-") else value, unit=Fraction(0), digits=0, is_percent=after != "")
-
-
-def _decimal(text: str) -> Number | None:
-    match = _DECIMAL.fullmatch(text)
-    if match is None:
-        return None
-    sign, decimal, exponent, top, bottom, power, percent = match.groups()
-    if max(abs(int(exponent or 0)), abs(int(power or 0))) > MAX_EXPONENT or (bottom and not int(bottom)):
-        return None
-    unit, digits = Fraction(0), 0
-    if decimal is not None:
-        scale = Fraction(10) ** int(exponent or 0)
-        value, places = Fraction(decimal) * scale, len(decimal.partition(".")[2])
-        if places or exponent:
-            unit, digits = scale / Fraction(10) ** places, len(decimal.replace(".", "").lstrip("0"))
-    else:
-        value = Fraction(10) ** int(power) if power is not None else Fraction(int(top), int(bottom))
-    return Number(value=-value if sign == "-" else value, unit=unit, digits=digits, is_percent=bool(percent))
-
-
-def _rounding(gold: Number) -> Fraction:
-    """By how much a response may differ from the answer of the data set."""
-    return gold.unit / 2 if gold.digits >= ROUNDED_DIGITS else Fraction(0)
-
-
-def _same(gold: Number, found: Number) -> bool:
-    """As values, and as they stand where one of them is a percentage: "50" and "0.5" are both right for "50 %"."""
-    pairs = [(_value(gold), _value(found))]
-    if gold.is_percent or (found.is_percent and found.value.denominator == 1 == gold.value.denominator):
-        pairs.append((gold.value, found.value))
-    slack = max(_rounding(gold), found.unit if found.digits >= EXACT_DIGITS else Fraction(0))
-    return any(abs(a - b) <= slack for a, b in pairs)
-
-
-def _value(number: Number) -> Fraction:
-    return number.value / 100 if number.is_percent else number.value
+def _closed_up(text: str) -> str:
+    """Without spaces, but for those between digits: 1 1/2 is not 11/2."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _by_words(gold: str, found: str) -> bool | None:
     """Letters of a choice, words, and that there is no solution."""
     ours, theirs = _plain(gold), _plain(found)
-    squeezed, other = (re.sub(r"[\s.]", "", text) for text in (ours.casefold(), theirs.casefold()))
+    squeezed, other = (re.sub(r"(?<!\d)[\s.]|[\s.](?!\d)", "", text.casefold()) for text in (ours, theirs))
     if squeezed in _NOTHING and other in _NOTHING:
         return True
-    choice = _CHOICE.fullmatch(ours)
+    choice = choice_of(ours)
+    if choice is not None and not choice[1]:
+        return named_choice(choice[0], theirs)
     if choice is not None:
-        led = _CHOICE.fullmatch(theirs) or _LED_BY_CHOICE.fullmatch(theirs)
-        return None if led is None else choice[1] in led.groups()
-    is_text = gold != ours or any(len(word) > 3 for word in re.findall("[A-Za-z]+", ours))
+        # A letter alone is right; with another text behind it, or without a letter, the text decides.
+        named = choice_of(theirs)
+        return (
+            None
+            if named is None
+            else named_choice(choice[0], theirs)
+            if not named[1] or not named_choice(choice[0], theirs)
+            else None
+        )
+    words = [word for word in re.findall("[A-Za-z]+", ours) if word not in _FUNCTIONS]
+    is_text = bool(words) and (gold != ours or any(len(word) > 3 for word in words))
     if not is_text or not _WORDS.fullmatch(ours) or "\\" in ours:
         return None
-    if _WORDS.fullmatch(theirs):
-        return squeezed == other
-    return None
+    if re.search(r"\d", ours) and not any(len(word) > 2 for word in words):
+        return None
+    return squeezed == other if _WORDS.fullmatch(theirs) else None
 
 
 def _plain(text: str) -> str:
     """Without wrappers such as \\text, dollar signs, quotation marks and a full stop at the end."""
-    text = _SPACES.sub(" ", text)
+    text = SPACES.sub(" ", text)
     while (inner := _WRAPPER.sub(lambda match: match[1], text)) != text:
         text = inner
     return text.replace("$", "").strip(" \"'`").removesuffix(".").strip()
 
 
 def _without_choice(text: str) -> str:
-    """`\\textbf{(B)}\\ 12` -> `12`: the value behind the letter of a choice."""
+    """`\\textbf{(B)}\\ 12` or `B. 12` -> `12`: the value behind the letter of a choice."""
     led = _CHOICE_BEFORE.match(text)
-    return text if led is None or "," in text[: led.end()] else text[led.end() :]
+    if led is not None and "," not in text[: led.end()]:
+        return text[led.end() :]
+    choice = choice_of(_plain(text)) if re.match(r"[A-J][.:)]", text) else None
+    return text[2:].strip() if choice is not None and choice[1] else text
 
 
-def _unit_of(text: str) -> tuple[str, str]:
+def _by_measures(gold: str, found: str) -> bool | None:
+    """`2 hours 30 minutes` and `2 hours and 30 minutes`; None where either is no sum of several measures."""
+    ours, theirs = _measures(gold), _measures(found)
+    if not ours or not theirs or max(len(ours), len(theirs)) < 2:
+        return None
+    return ours == theirs
+
+
+def _measures(text: str) -> list[tuple[str, str]]:
+    """Numbers and units of an answer that consists of nothing else; else []."""
+    plain = _plain(text)
+    found = [(match[1], str(_known(match[2]))) for match in _MEASURE.finditer(plain)]
+    return found if not _MEASURE.sub("", plain).strip() else []
+
+
+def _unit_of(text: str, *, glued: bool = False) -> tuple[str, str]:
     """(known unit in one spelling or "", the text without it)."""
     text = re.sub(r"^\$(.*)\$$", r"\1", text.replace("°", "^\\circ").strip()).strip().removesuffix(".").strip()
+    text = _OLD_FONT.sub(r"\\mathrm{\1}", text)
+    if (whole := _WRAPPER.fullmatch(text)) is not None and re.match(r"\s*[\d.+-]", whole[1]):
+        text = whole[1].strip()
     for sign, unit in _CURRENCY.items():
         if text.startswith(sign) or text.endswith(sign):
-            return unit, text.removeprefix(sign).removesuffix(sign).strip()
+            return f"{unit}^1", text.removeprefix(sign).removesuffix(sign).strip()
     match = _TEXT_UNIT.search(text)
     if match is None:
         match = _BARE_UNIT.search(text)
         # "5m" is 5 times m as well; "5 m" and "5cm" are not.
-        if match is not None and len(match["unit"]) == 1 and not match["gap"]:
+        if match is not None and len(match["unit"]) == 1 and not match["gap"] and not glued:
             match = None
     if match is None:
-        return ("degree", text) if re.search(r"\^\s*\{?\\circ\}?$", text) else ("", text)
-    return _unit(match["unit"]), _SPACES.sub(" ", text[: match.start()]).strip()
+        return ("degree^1", text) if re.search(r"\^\s*\{?\\circ\}?$", text) else ("", text)
+    return _unit(match["unit"]), SPACES.sub(" ", text[: match.start()]).strip()
 
 
 def _unit(written: str) -> str:
-    """`\\text{ square centimeters}` -> "cm^2"; "" for what is not a known unit."""
+    """`\\text{ square centimeters}` -> "cm^2", "m s^{-1}" -> "m^1 s^-1"; "" for what is not a known unit."""
     text = _plain(written.replace("\\cdot", "*")).replace("{", "").replace("}", "").replace(" per ", "/")
     text = re.sub(r"\s*([/*])\s*", r"\1", text)
     text = re.sub(r"(?:square|sq\.?)\s+([A-Za-z]+)", r"\1^2", text)
-    text = re.sub(r"cubic\s+([A-Za-z]+)", r"\1^3", text)
-    parts = [_known(part) for part in re.findall(r"[A-Za-z]+|\^-?\d|[/*\s]", text)]
-    return "" if None in parts else "".join(str(part) for part in parts).replace("mi/h", "mph")
+    text = re.sub(r"cubic\s+([A-Za-z]+)", r"\1^3", text).replace("mph", "mi/h")
+    powers: dict[str, int] = {}
+    side = 1
+    for sign, word, power in re.findall(r"([/*\s]*)([A-Za-z]+)(?:\^(-?\d))?", text):
+        side = -1 if "/" in sign else side
+        if (unit := _known(word)) is None:
+            return ""
+        powers[unit] = powers.get(unit, 0) + side * int(power or 1)
+    return " ".join(f"{unit}^{power}" for unit, power in sorted(powers.items()))
 
 
-def _known(part: str) -> str | None:
-    """A word of a unit in its one spelling, a sign as it is; None for any other word."""
-    if not part.isalpha():
-        return part.strip() or "*"
-    small = part.casefold()
-    return _UNITS.get(part) or _UNITS.get(small) or _UNITS.get(small.removesuffix("s"))
+def _known(word: str) -> str | None:
+    """A word of a unit in its one spelling; None for any other word."""
+    small = word.casefold()
+    return _UNITS.get(word) or _UNITS.get(small) or _UNITS.get(small.removesuffix("s"))
 
 
 def _brackets(text: str) -> str:
-    text = _SPACES.sub("", text).strip()
+    text = SPACES.sub("", text).strip()
     if re.fullmatch(r"\\\{.*\\\}", text, re.DOTALL):
         return "set"
     pair = text[:1] + text[-1:]
@@ -260,7 +252,7 @@ def _brackets(text: str) -> str:
 
 def _as_interval(text: str) -> str | None:
     """Inequalities of one variable as intervals; None for anything else."""
-    text = _SPACES.sub("", text)
+    text = SPACES.sub("", text)
     for sign, plain in _SIGNS.items():
         text = re.sub(rf"{re.escape(sign)}(?![a-zA-Z])", plain, text)
     text = re.sub(r"\s", "", re.sub(r"^\s*[a-zA-Z]\s*\\in\s*", "", text))
@@ -278,6 +270,8 @@ def _intervals(parts: list[str]) -> Iterator[str | None]:
             closed = sign.endswith("=")
             low = f"{'[' if closed else '('}{bound},\\infty)"
             yield low if sign.startswith(">") else f"(-\\infty,{bound}{']' if closed else ')'}"
+        elif (match := _EXCEPT.fullmatch(part)) is not None:
+            yield "(-\\infty,{0})\\cup ({0},\\infty)".format(match[1] or match[2])
         elif (match := _FRENCH.fullmatch(part)) is not None:
             yield f"{'[' if match[1] == '[' else '('}{match[2]}{']' if match[3] == ']' else ')'}"
         elif _brackets(part):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,8 @@ from bapo.core.types import Prompt
 from bapo.tasks import dataset, guard
 from bapo.tasks.answer_formats import ANSWER, written_answer
 from bapo.tasks.dataset import DatasetTask
-from bapo.tasks.math_answers import decided, rounding_of, spelled
+from bapo.tasks.math_answers import bare, decided, spelled
+from bapo.tasks.math_numbers import number_of
 from bapo.tasks.right_answers import right_answers
 
 NAME = "mathematics"
@@ -37,6 +39,11 @@ BOXED = "\\boxed{{answer}}"
 QUESTION = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
 MAX_CHARS = 1_000
 """Of a response's answer: sympy may take minutes for what is longer, and no answer of the usual sets is."""
+
+PLACES = 60
+"""Digits of an exact number next to which a decimal is compared."""
+SIZE = 300
+"""Powers of ten of numbers that are compared so."""
 
 TRAIN_SET = "agentica-org/DeepScaleR-Preview-Dataset:train"
 HELD_OUT_SETS: Mapping[str, str] = {
@@ -154,7 +161,40 @@ def _verify(gold: str, found: str) -> Iterator[bool]:
     right = _expressions(spelled(gold, found))
     yield bool(right)
     theirs = _expressions(spelled(found, gold))
-    yield bool(theirs) and (bool(verify(right, theirs, timeout_seconds=None)) or _rounds_to(gold, theirs[0]))
+    by_value = _same_value(gold, found, right[0], theirs[0]) if right and theirs else False
+    yield bool(verify(right, theirs, timeout_seconds=None)) if by_value is None else by_value
+
+
+def _same_value(gold: str, found: str, right: Any, theirs: Any) -> bool | None:
+    """Whether a decimal and an exact expression are the same number; None where it is not these two.
+
+    The verifier itself would compare six decimal places, whichever the size of the numbers.
+    """
+    ours, written = number_of(bare(gold)), number_of(bare(found))
+    if (ours is None) == (written is None) or "%" in gold + found:
+        return None
+    exact = _fraction(theirs if written is None else right)
+    if exact is None:
+        return None
+    if ours is not None:
+        return _is_nearly(exact, ours.value) or ours.may_round(exact)
+    assert written is not None
+    return _is_nearly(exact, written.value) or written.stands_for(exact)
+
+
+def _is_nearly(exact: Fraction, value: Fraction) -> bool:
+    return abs(exact - value) <= abs(value) / 10 ** (PLACES - 10)
+
+
+def _fraction(expression: Any) -> Fraction | None:
+    """The value of a real number to `PLACES` digits; None for what is none, or has hundreds of digits."""
+    if not getattr(expression, "is_number", False) or not getattr(expression, "is_real", False):
+        return None
+    value = expression.evalf(PLACES)
+    size = abs(value)
+    if not value.is_Float or not (size == 0 or 10.0**-SIZE < size < 10.0**SIZE):
+        return None
+    return Fraction(str(value))
 
 
 def _expressions(latex: str) -> list[Any]:
@@ -169,12 +209,3 @@ def _expressions(latex: str) -> list[Any]:
         parsing_timeout=None,
     )
     return found
-
-
-def _rounds_to(gold: str, found: Any) -> bool:
-    """Whether an exact expression is the number that a decimal gold answer rounds."""
-    rounded = rounding_of(gold)
-    if rounded is None or not getattr(found, "is_number", False):
-        return False
-    value, last_place = rounded
-    return bool(abs(found.evalf() - float(value)) <= float(last_place))
