@@ -18,6 +18,7 @@ from bapo.cli.running import logs, monitor, runs, stop
 from bapo.cli.training import export, init, study, train, up
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
+from bapo.runtime.standard_streams import print_any_text
 
 app = typer.Typer(
     name="bapo",
@@ -88,6 +89,7 @@ app.add_typer(tokens.app, name="tokens", rich_help_panel=Panel.DEPLOY.value)
 
 def main() -> None:
     """Entry point: BAPO errors exit with their message and exit code, without a traceback."""
+    print_any_text()
     try:
         app()
     except BapoError as error:

@@ -95,7 +95,7 @@ def embedding_rows(folder: Path) -> int | None:
 def context_length(folder: Path) -> int | None:
     """Most tokens of a prompt and its response together, as vLLM derives it; None: not stated."""
     try:
-        values = json.loads((folder / CONFIG).read_text())
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     text = values.get("text_config", values)
@@ -113,7 +113,7 @@ def missing_parts(folder: Path) -> list[str]:
     missing = [] if (folder / CONFIG).is_file() else [CONFIG]
     index = folder / INDEX
     if index.is_file():
-        needed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        needed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         lacking = [name for name in needed if not (folder / name).is_file()]
         if lacking:
             missing.append(f"{lacking[0]} ({len(lacking)} of {len(needed)} files of weights)")

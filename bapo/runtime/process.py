@@ -28,6 +28,7 @@ from bapo.core.errors import BapoError
 from bapo.runtime.auth.token_store import find_tokens
 from bapo.runtime.logs import hush_server
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.standard_streams import print_any_text
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ def run_process(
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
     """Read the flags, call `main` and exit: 0, or the exit code of the error."""
+    print_any_text()
     parser = argparse.ArgumentParser(prog=f"python -m {name}")
     parser.add_argument("--config", required=True, help="the resolved config, RUN/config.toml")
     parser.add_argument("--run-dir", required=True, help="the run directory")

@@ -27,6 +27,7 @@ from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.standard_streams import print_any_text
 from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.assets import write_export
@@ -104,6 +105,7 @@ def serve(path: Path, host: str, port: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve or export; returns the exit code."""
+    print_any_text()
     parser = argparse.ArgumentParser(prog="python -m services.dashboard.view", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run directory, or a folder of run directories")
     parser.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")

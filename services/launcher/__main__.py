@@ -21,6 +21,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
 from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.standard_streams import print_any_text
 from services.launcher import scenarios
 from services.launcher.display.console import Display, LineDisplay, QuietDisplay, VerboseDisplay, make_display, watch
 from services.launcher.display.summary import evaluation_summary, losses_of, summary
@@ -41,6 +42,7 @@ Scenario = Callable[[Session], None]
 
 
 def main() -> int:
+    print_any_text()
     flags = _parser().parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     console = Console(highlight=False)
@@ -161,7 +163,7 @@ def _how_to_resume(flags: argparse.Namespace, run: RunDirectory, code: int) -> s
 def _write_report(run: RunDirectory, console: Console) -> None:
     """Write the report in a separate process, so that a failure does not fail the run."""
     command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--export", str(run.report_path)]
-    made = subprocess.run(command, capture_output=True, text=True)
+    made = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if made.returncode != 0:
         reason = made.stderr.strip().splitlines()[-1:] or ["no reason given"]
         console.print(Text(f"could not write the report: {reason[0]}; try bapo report {run.path}", "yellow"))

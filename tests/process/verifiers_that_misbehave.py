@@ -127,3 +127,21 @@ def late(prompt: Prompt, text: str) -> float:
     if text == "late":
         time.sleep(3)
     return 0.25 if text == "late" else 1.0
+
+
+def print_strange_text(prompt: Prompt, text: str) -> float:
+    """Print what ASCII, and what even UTF-8 cannot carry."""
+    print("größer ✓ 数")  # noqa: T201
+    print("\ud800", file=sys.stderr, flush=True)  # noqa: T201
+    return 1.0
+
+
+def print_to_a_full_disk(prompt: Prompt, text: str) -> float:
+    """Print where nothing can be written."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+    print("x" * 100_000, flush=True)  # noqa: T201
+    sys.stderr.write("y" * 100_000)
+    sys.stderr.flush()
+    return 1.0

@@ -281,7 +281,7 @@ def _has_chat_template(model: str) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.is_file() and '"chat_template"' in settings.read_text(errors="replace")
+    return settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace")
 
 
 def _columns(found: Data) -> str:

@@ -90,7 +90,7 @@ def launch(verb: str, config: Config, *flags: str) -> None:
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix=f"bapo-{verb}-") as folder:
         path = Path(folder) / "config.toml"
-        path.write_text(dump_toml(config))
+        path.write_text(dump_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "services.launcher", verb, "--config", str(path), *flags]
         code = subprocess.run(command, check=False).returncode
     raise typer.Exit(code)

@@ -31,6 +31,7 @@ from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.process import watch_parent
+from bapo.runtime.standard_streams import never_fail_to_print
 from bapo.tasks.base import ROW, GradesGroups, LoadsReward, Task
 from bapo.tasks.guard import share_of
 from bapo.tasks.registry import expert_of, load_task, with_reward
@@ -170,6 +171,7 @@ def main() -> None:
     # What a user's verifier prints or reads must not get into the frames.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    never_fail_to_print()
     _be_expendable()
     start = read_frame(requests)
     if start is None:

@@ -203,7 +203,7 @@ def interpreter(options: str | None = None, maps: str | None = None) -> Check:
 
 def _mapped() -> str:
     try:
-        return Path("/proc/self/maps").read_text()
+        return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux
         return ""
 
