@@ -23,7 +23,7 @@ import numpy as np
 from bapo.core.codec import pack_group
 from bapo.core.errors import BapoError, ContractError, GradingError, UnavailableError
 from bapo.core.token_arrays import Float32s
-from bapo.core.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
+from bapo.core.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing, num_correct
 from bapo.tasks.grading.pool import Grades
 from rollout_server.engines.base import SampledGroup
 from rollout_server.experts import Experts
@@ -95,7 +95,7 @@ def make_group(
 def outcome_counts(grades: Grades) -> dict[str, int]:
     """Number of responses with reward 1 (correct), 0 (wrong, or busy: not graded to the end), and between (partial)."""
     rewards, busy = grades.rewards, grades.num_busy
-    correct, zero = int((rewards >= 1.0).sum()), int((rewards <= 0.0).sum())
+    correct, zero = num_correct(rewards.tolist()), int((rewards <= 0.0).sum())
     return {"correct": correct, "wrong": zero - busy, "busy": busy, "partial": len(rewards) - correct - zero}
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bapo.core.types import SAME_REWARD
+from bapo.core.types import PASS_REWARD, SAME_REWARD
 
 AdvantageNorm = Literal["pop_var", "std_ddof1", "center"]
 AdvantagePool = Literal["mixed", "split", "on_policy"]
@@ -81,7 +81,7 @@ def pass_k_weights(rewards: ArrayLike, k: int) -> NDArray[np.float64]:
     A success counts as far as K - 1 of the others would have failed: without bias the derivative K (1 - p)^(K - 1) of
     the expected pass@K with respect to the pass rate p (PKPO, arXiv 2505.15201).
     """
-    is_wrong = np.asarray(rewards, dtype=np.float64) < RIGHT
+    is_wrong = np.asarray(rewards, dtype=np.float64) < PASS_REWARD
     k = min(k, len(is_wrong))
     others = is_wrong.sum() - is_wrong
     ways = math.comb(len(is_wrong) - 1, k - 1)
@@ -119,9 +119,6 @@ def _against(
 
 Float64s = NDArray[np.float64]
 
-RIGHT = 1.0 - 1e-6
-"""A response is correct if its reward is 1, up to float32 rounding."""
-
 
 def overlong_penalty(lengths: ArrayLike, max_tokens: int, cache: int) -> Float64s:
     """DAPO's soft punishment: 0 up to max_tokens - cache, then falling linearly to -1 at max_tokens, and -1 beyond.
@@ -146,7 +143,7 @@ def length_reward(rewards: ArrayLike, lengths: ArrayLike) -> Float64s:
     if span == 0:
         return np.zeros_like(tokens)
     credit = 0.5 - (tokens - tokens.min()) / span
-    right = np.asarray(rewards, dtype=np.float64) >= RIGHT
+    right = np.asarray(rewards, dtype=np.float64) >= PASS_REWARD
     return np.where(right, credit, np.minimum(0.0, credit))
 
 

@@ -248,9 +248,13 @@ def are_equal(rewards: Sequence[float]) -> bool:
     return max(rewards) - min(rewards) <= SAME_REWARD
 
 
+PASS_REWARD = 1 - SAME_REWARD
+"""A response is correct, and passes, from this reward on: the maximum, 1 (`bapo.core.correctness`)."""
+
+
 def num_correct(rewards: Iterable[float]) -> int:
     """Responses with a reward of 1: partial credit is not counted, and not added up."""
-    return sum(reward >= 1 - SAME_REWARD for reward in rewards)
+    return sum(reward >= PASS_REWARD for reward in rewards)
 
 
 class GroupStat(msgspec.Struct, frozen=True, kw_only=True):

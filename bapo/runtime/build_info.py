@@ -49,7 +49,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
     # Without optional locks: must not interfere with a concurrent `git add`.
     command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

@@ -31,9 +31,7 @@ def _replace_unknown(stream: TextIO | None) -> None:
 
 def _forgiving(stream: TextIO | None, fd: int) -> TextIO:
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Forgiving(fd)), encoding=encoding, errors="replace", line_buffering=True
-    )
+    return io.TextIOWrapper(io.BufferedWriter(_Forgiving(fd)), encoding=encoding, errors="replace", line_buffering=True)
 
 
 class _Forgiving(io.RawIOBase):

@@ -55,7 +55,7 @@ OVERVIEW = Row("Overview", (
     Panel(kind="stat", title="Mean reward (r_tot)",
           help="Mean reward of all fresh responses of the last step.", width=3, height=5,
           unit="percentunit", queries=(Query(newest("bapo_reward_global_mean_ratio"), "{{run}}"),)),
-    Panel(kind="stat", title="Held-out accuracy", help="Latest evaluation of each split.", width=3, height=5,
+    Panel(kind="stat", title="Held-out reward", help="Latest mean reward of each split.", width=3, height=5,
           unit="percentunit", queries=(Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
     Panel(kind="stat", title="Batch filled", help="Groups in the last batch, as a share of B.", width=3, height=5,
           unit="percentunit", queries=(Query(newest("bapo_batch_fill_ratio"), "{{run}}"),)),
@@ -198,9 +198,10 @@ OPTIMISATION = Row("Optimization", (
 ))  # fmt: skip
 
 EVALUATION = Row("Evaluation", (
-    Panel(title="Held-out accuracy", help="Mean reward of each split.", unit="percentunit", lowest=0, queries=(
+    Panel(title="Held-out mean reward", help="The accuracy for rewards 0 and 1.", unit="percentunit",
+          lowest=0, queries=(
         Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
-    Panel(title="pass@k", help="Prompts with a correct response in k.", unit="percentunit", lowest=0, queries=(
+    Panel(title="pass@k", help="Prompts with a reward of 1 among k.", unit="percentunit", lowest=0, queries=(
         Query(newest("bapo_eval_passk_ratio", "split", "k"), "{{split}} pass@{{k}}"),)),
     Panel(title="Evaluated version", axis="policy version",
           help="Policy version of the latest evaluation.", queries=(

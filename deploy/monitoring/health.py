@@ -18,7 +18,7 @@ RUNBOOK_HEIGHT = 5
 LEARNING = Row("Learning", (
     Panel(title="Mean reward (r_tot)", help="Over a step's fresh responses.", unit="percentunit", lowest=0, width=6,
           queries=(Query(newest("bapo_reward_global_mean_ratio"), "{{run}}"),)),
-    Panel(title="Held-out accuracy", help="Mean reward of each split; step 0 is the base model.", unit="percentunit",
+    Panel(title="Held-out mean reward", help="Mean reward of each split; step 0 is the base model.", unit="percentunit",
           lowest=0, width=6, queries=(Query(newest("bapo_eval_accuracy_ratio", "split"), "{{split}}"),)),
     Panel(title="Entropy", help="Mean over tokens. A fast drop towards 0: responses are losing diversity.", lowest=0,
           width=6, axis="nats per token", queries=(Query(newest("bapo_learner_entropy_nats"), "{{run}}"),)),

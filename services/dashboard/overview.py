@@ -15,6 +15,7 @@ from bapo.analysis.whatif.explanation import meanings
 from bapo.analysis.whatif.history import History
 from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
+from bapo.core.correctness import measure_of
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
 from services.dashboard.run_view import RunView, number
 
@@ -262,7 +263,8 @@ def about(view: RunView) -> dict[str, Any]:
 def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
     """One entry per split, with points in step order.
 
-    `accuracy`, `low` and `high`: see `held_out_curves`; `num_prompts`: of each point.
+    `measure`: what `accuracy` is called, see `measure_of`; `accuracy`, `low` and `high`: see `held_out_curves`;
+    `num_prompts`: of each point.
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
     base model was not measured. `num_samples`: n. `passed`: per measurement pass@n, the share of prompts with a
     correct response among its n.
@@ -273,6 +275,7 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
         base = next((row for row in rows if row["version"] == BASE_VERSION), None)
         found.append({
             "split": curve.name,
+            "measure": measure_of(rows),
             "num_prompts": list(curve.num_prompts),
             "num_samples": rows[0]["num_samples"],
             "interval": rows[0]["interval"],

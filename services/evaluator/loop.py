@@ -17,7 +17,7 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.core.statistics import INTERVAL, estimate
-from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest
+from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest, num_correct
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
@@ -197,7 +197,7 @@ class Evaluator:
         self._run.append_evaluation(row)
         self._show(row)
         log.info(
-            "evaluated split=%s version=%d accuracy=%.4f low=%.4f high=%.4f num_prompts=%d dropped=%d took_s=%.1f",
+            "evaluated split=%s version=%d mean_reward=%.4f low=%.4f high=%.4f num_prompts=%d dropped=%d took_s=%.1f",
             measurement.name, target.version, row["accuracy"], row["low"], row["high"],
             row["num_prompts"], row["num_dropped"], row["seconds"],
         )  # fmt: skip
@@ -206,7 +206,7 @@ class Evaluator:
         split, rewards = row["split"], row["rewards"].values()
         self._accuracy.labels(split=split).set(row["accuracy"])
         self._version.labels(split=split).set(row["version"])
-        solved = sum(max(found) >= 1 for found in rewards) / len(rewards)
+        solved = sum(num_correct(found) > 0 for found in rewards) / len(rewards)
         self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
 
     def _request(self, target: Target, measurement: Measurement) -> list[RolloutRequest]:
@@ -259,7 +259,7 @@ def evaluation_row(
     rollout: RolloutConfig,
     majority: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Accuracy of one measurement with its interval, and what a comparison with another run needs to be fair.
+    """Mean reward of one measurement (`accuracy`) with its interval, and what a fair comparison with another run needs.
 
     Args:
         groups: at least one; permanently failed groups are missing and counted as dropped, not as incorrect.

@@ -154,7 +154,8 @@ def test_two_processes_never_send_a_run_to_one_tracker(run: RunDirectory, monkey
 def test_numbers_of_inner_maps_have_both_names_and_what_is_not_a_number_is_left_out() -> None:
     row: dict[str, Any] = {"step": 1, "kl": None, "seconds": {"batch": 2, "update": {"x": 0.5}}, "rows": [1], "a": "b"}
     assert numbers_of(row) == {"seconds/batch": 2.0, "seconds/update/x": 0.5}
-    assert measured({**EVALUATION, "low": None}) == {"cd4/accuracy": 0.25, "cd4/high": 0.3, "cd4/mean_tokens": 30.0}
+    binary = {"cd4/mean_reward": 0.25, "cd4/high": 0.3, "cd4/mean_tokens": 30.0, "cd4/accuracy": 0.25}
+    assert measured({**EVALUATION, "low": None}) == binary
 
 
 # -- names and packages

@@ -1,5 +1,7 @@
 """Accuracies of methods over seeds and prompts: after training, and at equal responses.
 
+With partial credit they are mean rewards, and named so (`measure`).
+
 A measurement during a run has fewer prompts than those at its ends, so a curve has it as the base's accuracy on all
 prompts plus the change on the shared ones. Cost is the responses sampled for training, fresh and re-evaluated. At equal
 responses, accuracies are those of evaluations at the budget itself (`evaluation.at_responses`), not interpolated ones.
@@ -9,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
 
 from bapo.analysis.compare.gather import Measured, Method, Row, prompt_means
 from bapo.analysis.run_records import BASE_VERSION
 from bapo.analysis.significance import Tested, crossed
+from bapo.core.correctness import measure_of, pass_at_k
 from bapo.core.statistics import Estimate
 from bapo.core.text import count
+
+
+def measure(runs: Iterable[Measured], splits: Sequence[str]) -> str:
+    """What the means of these splits are called, in all runs that are compared."""
+    return measure_of(row for run in runs for row in run.evaluations if row["split"] in splits)
 
 
 def final_accuracy(method: Method, split: str) -> Estimate | None:
@@ -101,13 +108,6 @@ def _majority(row: Row | None) -> dict[str, float]:
 def _pass_at_k(row: Row | None, k: int) -> dict[str, float]:
     rewards: Mapping[str, Sequence[float]] = {} if row is None else row["rewards"]
     return {prompt: pass_at_k(found, k) for prompt, found in rewards.items() if len(found) >= k}
-
-
-def pass_at_k(rewards: Sequence[float], k: int) -> float:
-    """Unbiased estimate of the probability of a correct response among k, from n >= k: 1 - C(n - c, k) / C(n, k)
-    with c correct (Chen et al., arXiv 2107.03374). A response is correct if its reward is 1."""
-    wrong = sum(reward < 1 for reward in rewards)
-    return 1.0 - comb(wrong, k) / comb(len(rewards), k)
 
 
 def _over(tables: Sequence[Mapping[str, float]]) -> Estimate | None:

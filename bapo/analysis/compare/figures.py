@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bapo.analysis.compare.accuracy import average_curve, curve
+from bapo.analysis.compare.accuracy import average_curve, curve, measure
 from bapo.analysis.compare.gather import Compared, Measured, Method, Row, changed_keys, contrasts
 from bapo.analysis.compare.prompts import (
     Matrix,
@@ -117,7 +117,6 @@ def _smooth(points: Sequence[tuple[float, float | None]]) -> Points:
 Drawn = Figure | str
 
 STEPS = "learner steps"
-ACCURACY = "held-out accuracy"
 PER_ROW = 3
 FREQUENCY, SUBSETS, THRESHOLDS = "delay v and period m", "buffer subsets", "thresholds"
 COLUMN_OF = {
@@ -138,13 +137,19 @@ def training_reward(compared: Compared) -> Drawn:
     return _single("mean reward of fresh responses", [reward(method) for method in compared.methods])
 
 
+def held_out(compared: Compared) -> str:
+    """Axis label: "held-out accuracy", or "held-out mean reward" with partial credit."""
+    runs = [run for method in compared.methods for run in method.runs]
+    return f"held-out {measure(runs, compared.splits)}"
+
+
 def pairs(compared: Compared) -> Drawn:
     """Figure 5: each method next to the reference, and BAPO next to DAPO where both are there."""
     splits, chosen = compared.splits, [(one.method, one.reference) for one in contrasts(compared)]
     if not splits or not chosen:
         return "requires two methods with held-out evaluations"
     panels = {f"{a.label} - {b.label}": [average_accuracy(m, splits) for m in (a, b)] for a, b in chosen}
-    return _panels(panels, ACCURACY, star=True)
+    return _panels(panels, held_out(compared), star=True)
 
 
 def ablations(compared: Compared) -> Drawn:
@@ -161,7 +166,7 @@ def ablations(compared: Compared) -> Drawn:
     if not columns:
         return f"no method differs from {base.label} only in v, m, X2, X3 or thresholds"
     panels = {name: [average_accuracy(m, compared.splits) for m in own] for name, own in columns.items()}
-    return _panels(panels, ACCURACY)
+    return _panels(panels, held_out(compared))
 
 
 def rollouts(compared: Compared) -> Drawn:
@@ -180,8 +185,8 @@ def filters(compared: Compared) -> Drawn:
     own = [base, *filtered]
     panels = {"gradient norm": [of_metric(method, lambda row: row["grad_norm"]) for method in own]}
     if compared.splits:
-        panels[ACCURACY] = [average_accuracy(method, compared.splits) for method in own]
-    return _panels(panels, "", star=ACCURACY)
+        panels[held_out(compared)] = [average_accuracy(method, compared.splits) for method in own]
+    return _panels(panels, "", star=held_out(compared))
 
 
 def dynamics(compared: Compared) -> Drawn:
@@ -199,7 +204,9 @@ def test_curves(compared: Compared) -> Drawn:
     """Figure 12: accuracy of each held-out split."""
     if not compared.splits:
         return "no held-out split was evaluated in all runs"
-    return _panels({s: [accuracy(method, s) for method in compared.methods] for s in compared.splits}, ACCURACY)
+    return _panels(
+        {s: [accuracy(method, s) for method in compared.methods] for s in compared.splits}, held_out(compared)
+    )
 
 
 def with_critic(compared: Compared) -> Drawn:
@@ -208,7 +215,7 @@ def with_critic(compared: Compared) -> Drawn:
     if len(actors) < 2 or not compared.splits:
         return "requires PPO and BA-PPO (methods with a critic)"
     panels = {"with a critic": [average_accuracy(method, compared.splits) for method in actors]}
-    return _panels(panels, ACCURACY, star=True)
+    return _panels(panels, held_out(compared), star=True)
 
 
 def draw(axes: Axes, lines: Sequence[Series | None], *, star: bool = False) -> None:
@@ -464,7 +471,7 @@ CATALOGUE = (
           "model and first method; the paper has training prompts", before_and_after),
     Entry(4, "Training curves of reward", "mean reward of all fresh responses, before the filter; mean of a twelfth of "
           "the steps; range over seeds", training_reward),
-    Entry(5, "Test curves, method by method", "mean accuracy of the held-out splits; a star is the best measurement; "
+    Entry(5, "Test curves, method by method", "mean of the held-out splits; a star is the best measurement; "
           "range over seeds", pairs),
     Entry(6, "Ablations", "variants of BAPO that change one thing, by what they change: delay and period, subsets, "
           "thresholds", ablations),
@@ -472,11 +479,11 @@ CATALOGUE = (
           "... visit; red: none correct", training_bins),
     Entry(8, "Batch composition", "groups of each origin per step, mean over seeds, and B", compositions),
     Entry(9, "Cumulative rollouts", "responses sampled for training, fresh and re-evaluated, over steps", rollouts),
-    Entry(10, "Online filters", "gradient norm before clipping and mean held-out accuracy of BAPO under each online "
+    Entry(10, "Online filters", "gradient norm before clipping and mean over held-out splits of BAPO under each online "
           "filter", filters),
     Entry(11, "Training dynamics", "reward, entropy of trained tokens and tokens per fresh response", dynamics),
-    Entry(12, "Test curves by benchmark", "accuracy of each held-out split; evaluations on fewer prompts are included "
-          "by their change on the common ones", test_curves),
+    Entry(12, "Test curves by benchmark", "mean reward of each held-out split; evaluations on fewer prompts are "
+          "included by their change on the common ones", test_curves),
     Entry(13, "Accuracy bins, base model and methods", "held-out problems by correct responses before and after "
           "training; the paper shows training sets of two tasks", held_out_stacks),
     Entry(14, "Shares of X1, X2 and X3", "figure 8 as shares of the batch", shares),
@@ -484,5 +491,5 @@ CATALOGUE = (
           "against the measurements that are nearest to the paper's steps 150, 300 and 471 of 471, up to four methods; "
           "training prompts from their first visit to their last; blue better, red worse, equally strong, counts "
           "logarithmic; the base model measured twice shows how much of it is chance", migrations),
-    Entry(16, "Batch adaptation with a critic", "held-out accuracy of methods with a critic", with_critic),
+    Entry(16, "Batch adaptation with a critic", "held-out curves of methods with a critic", with_critic),
 )  # fmt: skip

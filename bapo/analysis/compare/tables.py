@@ -20,6 +20,7 @@ from bapo.analysis.compare.accuracy import (
     final_accuracy,
     final_majority,
     final_pass_at_k,
+    measure,
 )
 from bapo.analysis.compare.composition import (
     gradient_norm,
@@ -53,6 +54,7 @@ from bapo.analysis.significance import Tested, holm
 from bapo.config.check import shown
 from bapo.config.layers import dotted, flatten
 from bapo.config.tree import Config
+from bapo.core.correctness import ACCURACY, PASSES
 from bapo.core.statistics import Estimate
 from bapo.core.text import count, duration
 from bapo.core.types import Origin
@@ -137,9 +139,10 @@ def table_against(compared: Compared) -> Table:
         (name_of(one.method), name_of(one.reference), split, points(tested), p)
         for (one, split), tested, p in zip(pairs, found, corrected(found), strict=True)
     ]
+    named = measure(_all_runs(compared), compared.splits)
     note = (
-        "Difference in percentage points after training, with the 95 % interval over common seeds and prompts. p: of "
-        "no difference, by Holm's correction over the rows of this table."
+        f"Difference of the {named} in percentage points after training, with the 95 % interval over common seeds and "
+        "prompts. p: of no difference, by Holm's correction over the rows of this table."
     )
     header = ("method", "against", "split", "difference", "p")
     return Table(key="against", title="At equal steps", header=header, rows=tuple(rows), note=note)
@@ -153,14 +156,16 @@ def table_equal_responses(compared: Compared) -> Table:
         (name_of(one.method), name_of(one.reference), split, *_equal_cells(at, p))
         for (one, split), at, p in zip(pairs, found, p_values, strict=True)
     ]
+    named = measure(_all_runs(compared), compared.splits)
     note = (
-        "Difference in percentage points, with the 95 % interval over common seeds and prompts, after the same number "
-        "of training responses: the largest of evaluation.at_responses that both have, or what the cheapest run of the "
-        "two methods sampled in all. Each run was measured with the first weights after it, or less than a step away. "
-        "Accuracies are on the common prompts, method : reference at this number. p: of no difference, by Holm's "
+        f"Difference of the {named} in percentage points, with the 95 % interval over common seeds and prompts, after "
+        "the same number of training responses: the largest of evaluation.at_responses that both have, or what the "
+        "cheapest run of the two methods sampled in all. Each run was measured with the first weights after it, or "
+        "less than a step away. "
+        f"{_capital(named)} on the common prompts, method : reference at this number. p: of no difference, by Holm's "
         "correction over the rows of this table."
     )
-    header = ("method", "against", "split", "difference", "p", "prompts x seeds", "accuracies")
+    header = ("method", "against", "split", "difference", "p", "prompts x seeds", named)
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
 
 
@@ -194,9 +199,10 @@ def table_pass_at_k(compared: Compared) -> Table:
             own = (interval(final_majority(method, split)) for method in compared.methods)
             rows.append((split, f"maj@{most}", interval(base), *own))
     note = (
-        "pass@k: percentage of held-out prompts with a correct response among k, unbiased. maj@k: whose most frequent "
-        "answer is correct. 95 % intervals over seeds and prompts. A method that raises pass@1 but not pass@k has "
-        "become more deterministic and solves nothing new."
+        f"pass@k: percentage of held-out prompts with a correct response among k, unbiased; "
+        f"{PASSES}. maj@k: whose most frequent answer is correct (its mean reward, with partial credit). "
+        "95 % intervals over seeds and prompts. A method that raises pass@1 but not pass@k has become "
+        "more deterministic and solves nothing new."
     )
     header = ("split", "measure", "base model", *map(name_of, compared.methods))
     return Table(key="pass-at-k", title="pass@k and maj@k", header=header, rows=tuple(rows), note=note)
@@ -313,7 +319,7 @@ def table_rescued(compared: Compared) -> Table:
             cells = _rescued_cells(compared, method, references, split, populations.get(base_of(method.runs[0])))
             rows.append((name_of(method), split, *cells))
     note = (
-        f"Percentage of the held-out prompts without a correct response of the base model (on average "
+        f"Percentage of the held-out prompts without a correct response (reward 1) of the base model (on average "
         f"{', '.join(sizes) or 'none'}) that have one after training; intervals are over seeds and prompts. The "
         "population is the same for all methods: a prompt is weighted by the fraction of base evaluations without a "
         "correct response. The floor is the percentage solved by a base evaluation with another seed (chance). Above "
@@ -392,7 +398,13 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
     """Accuracy after training with 95 % intervals over seeds and prompts, rollouts, on- or off-policy."""
     runs = [run for method in compared.methods for run in method.runs]
     averaged = [AVERAGE] if len(compared.splits) > 1 else []
-    header = ["method", "seeds", *compared.splits, *averaged, "rollouts", "type", "staleness"]
+    named = measure(runs, compared.splits)
+    kinds = {split: measure(runs, [split]) for split in compared.splits}
+
+    def titled(split: str) -> str:
+        return split if kinds[split] == named == ACCURACY else f"{split}, {kinds[split]}"
+
+    header = ["method", "seeds", *map(titled, compared.splits), *averaged, "rollouts", "type", "staleness"]
     rows = [["base model", DASH, *_accuracies([base_accuracy(runs, s) for s in compared.splits]), DASH, DASH, DASH]]
     for method in compared.methods:
         accuracies = _accuracies([final_accuracy(method, split) for split in compared.splits])
@@ -402,19 +414,27 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
     if paper:
         header, rows = _with_paper_accuracy(compared, header, rows)
     note = (
-        "Accuracy in percent after training, with the 95 % interval over seeds and prompts (crossed; with one seed "
-        "over prompts alone). Average: of the splits, each counts the same. Rollouts: responses sampled for training, "
-        "fresh and re-evaluated. Type: on-policy when "
+        f"{_capital(named)} in percent after training, with the 95 % interval over seeds and prompts (crossed; with "
+        "one seed over prompts alone). Average: of the splits, each counts the same. Rollouts: responses sampled for "
+        "training, fresh and re-evaluated. Type: on-policy when "
         "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
         "steps between sampling and training of the groups of a batch; responses of several ages count as the oldest."
     )
     return Table(
         key="table-1",
-        title="Table 1: accuracy and rollouts",
+        title=f"Table 1: {named} and rollouts",
         header=tuple(header),
         rows=tuple(map(tuple, rows)),
         note=note,
     )
+
+
+def _all_runs(compared: Compared) -> list[Measured]:
+    return [run for method in compared.methods for run in method.runs]
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _accuracies(found: Sequence[Estimate | None]) -> list[str]:

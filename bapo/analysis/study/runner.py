@@ -266,7 +266,9 @@ def reason_of(run: PlannedRun, log_path: Path) -> str:
     message = str(RunDirectory(run.path).read_run().get("message", "")) if run.path.is_dir() else ""
     if message:
         return message.splitlines()[0]
-    lines = [line.strip() for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+    ]
     return lines[-1] if lines else "no output"
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from bapo.analysis.trackers.base import TrackedRun, Tracker, load_tracker
 from bapo.config.tracking import TrackingConfig
+from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.errors import RecordError
 from bapo.core.types import Version
 from bapo.runtime.run_directory.files import Lines, locked, read_content, replace_file, storing
@@ -139,8 +140,11 @@ def numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
-    names = ("accuracy", "low", "high", "mean_tokens", "truncated_share")
-    return {f"{row['split']}/{name}": float(row[name]) for name in names if row.get(name) is not None}
+    """Numbers of an evaluation: its mean reward, which is also its accuracy where all rewards are 0 or 1."""
+    names = {"mean_reward": "accuracy"} | {name: name for name in ("low", "high", "mean_tokens", "truncated_share")}
+    if measure_of([row]) == ACCURACY:
+        names["accuracy"] = "accuracy"
+    return {f"{row['split']}/{name}": float(row[key]) for name, key in names.items() if row.get(key) is not None}
 
 
 def _read_sent(path: Path, project: str) -> Sent | None:

@@ -15,6 +15,7 @@ from bapo.cli.arguments import RunOrLatest, open_run, started_line
 from bapo.cli.buffer.target import AsJson, facts, make_console, print_json, table
 from bapo.config.load import load_resolved
 from bapo.config.tree import RunConfig
+from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
 from bapo.runtime.auth.api_tokens import Role
@@ -41,9 +42,12 @@ class RunState:
     step: int = 0
     num_steps: int = 0
     accuracy: float | None = None
-    """Held-out accuracy of the latest evaluation, mean of the splits; None before the first."""
+    """Mean reward of the latest evaluation, mean of the splits; None before the first. It is the accuracy where all
+    rewards are 0 or 1: `measures`."""
     accuracies: Mapping[str, float] = field(default_factory=dict)
     """The same of each split."""
+    measures: Mapping[str, str] = field(default_factory=dict)
+    """Of each split: "accuracy" or "mean reward"."""
     page: str | None = None
     """URL of the web page of a running run."""
     updated_at: float = 0.0
@@ -55,7 +59,7 @@ def runs(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the paths.")] = False,
 ) -> None:
-    """List the runs of a folder, latest first: state, step, held-out accuracy, web page.
+    """List the runs of a folder, latest first: state, step, held-out result, web page.
 
     States: running, finished, stopped (by Ctrl-C or bapo stop) and crashed; a stopped or crashed run can be resumed
     with bapo train --resume RUN.
@@ -81,7 +85,7 @@ def runs(
 
 
 def status(run: RunOrLatest = "latest", as_json: AsJson = False) -> None:
-    """Show the state of a run: step, reward, accuracy, remaining time, processes, URLs and next commands.
+    """Show the state of a run: step, reward, held-out result, remaining time, processes, URLs and next commands.
 
     Examples:
 
@@ -120,6 +124,7 @@ def state_of(run: RunDirectory) -> RunState:
         num_steps=config.run.num_steps,
         accuracy=sum(row["accuracy"] for row in latest) / len(latest) if latest else None,
         accuracies={row["split"]: row["accuracy"] for row in latest},
+        measures={row["split"]: measure_of(evaluations, row["split"]) for row in latest},
         page=(fields.get("addresses") or {}).get("dashboard_url") if state == "running" else None,
         updated_at=_updated_at(run),
     )
@@ -156,10 +161,16 @@ def _row(run: RunState) -> dict[str, Any]:
         "run": run.path,
         "state": run.state,
         "step": f"{run.step}/{run.num_steps}" if run.num_steps else None,
-        "held-out": ", ".join(f"{split} {percent(value)}" for split, value in run.accuracies.items()) or None,
+        "held-out": ", ".join(_measured(run, split) for split in run.accuracies) or None,
         "page": run.page,
         "updated": f"{duration(time.time() - run.updated_at)} ago" if run.updated_at else None,
     }
+
+
+def _measured(run: RunState, split: str) -> str:
+    """`cd34 34.2 %`, or `cd34 mean reward 10.8 %`."""
+    named = "" if run.measures[split] == ACCURACY else f"{run.measures[split]} "
+    return f"{split} {named}{percent(run.accuracies[split])}"
 
 
 def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -178,7 +189,8 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
         if latest.get("warning"):
             yield "warning", str(latest["warning"])
     for row in _latest_evaluations(run):
-        yield "held-out", f"{row['split']} {percent(row['accuracy'])} after step {row['step']}"
+        measure = measure_of(run.read_evaluations(), row["split"])
+        yield "held-out", f"{row['split']} {measure} {percent(row['accuracy'])} after step {row['step']}"
     if state.state in ("running", "starting"):
         for name, address in sorted((fields.get("addresses") or {}).items()):
             yield {"dashboard_url": "page", "buffer_url": "buffer", "rollout_url": "workers"}.get(name, name), address

@@ -106,7 +106,7 @@ BATCH = (
     Metric(
         "bapo_group_accuracy_groups",
         "gauge",
-        "Groups of the last step, by correct responses of G.",
+        "Groups of the last step, by correct responses (reward 1) of G.",
         "run/Difficulty",
         HERE,
         (Label("bin"), TRAINING),

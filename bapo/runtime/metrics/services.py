@@ -35,10 +35,12 @@ SCHEDULER = (
 EVALUATOR = (
     Metric(
         "bapo_eval_accuracy_ratio", "gauge",
-        "Held-out accuracy, by split.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
+        "Held-out mean reward, by split: the accuracy where all rewards are 0 or 1.",
+        "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
     ),
     Metric(
-        "bapo_eval_passk_ratio", "gauge", "pass@k: fraction of held-out prompts with a correct response among k.",
+        "bapo_eval_passk_ratio", "gauge",
+        "pass@k: fraction of held-out prompts with a correct response (reward 1) among k.",
         "run/Evaluation", (Process.EVALUATOR,), (SPLIT, Label("k")),
     ),
     Metric(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from bapo.config.tree import Config
+from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.text import ORIGINS, count, duration, num_groups, percent, plain, staleness
 from bapo.runtime.logs import LogFollower
 from bapo.runtime.process import Interrupts
@@ -87,7 +88,7 @@ class LineDisplay:
                 self._losses.add(what)
                 yield f"{what}: {lost}"
         for row in snapshot.evaluations[self._num_evaluations :]:
-            yield evaluation_line(row)
+            yield evaluation_line(row, measure_of(snapshot.evaluations, row["split"]))
         self._num_evaluations = len(snapshot.evaluations)
         for row in snapshot.metrics:
             if row["step"] > self._step:
@@ -153,9 +154,11 @@ def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
     )
 
 
-def evaluation_line(row: Mapping[str, Any]) -> str:
+def evaluation_line(row: Mapping[str, Any], measure: str) -> str:
+    """Args: measure: what the number is (`measure_of`); said where it is no accuracy."""
+    named = "" if measure == ACCURACY else f"{measure} "
     return (
-        f"held-out {row['split']} at step {row['step']}: {percent(row['accuracy'])} "
+        f"held-out {row['split']} at step {row['step']}: {named}{percent(row['accuracy'])} "
         f"[{percent(row['low'])}, {percent(row['high'])}] of {row['num_prompts']} prompts"
     )
 

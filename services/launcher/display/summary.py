@@ -1,4 +1,4 @@
-"""Summary of a finished run in the terminal: accuracy before and after, time, failures, paths."""
+"""Summary of a finished run in the terminal: held-out results before and after, time, failures, paths."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from bapo.algorithms.composer import Reason
 from bapo.analysis.run_records import first_results
+from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
@@ -85,11 +86,11 @@ def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
 
 
 def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
-    """Held-out accuracy before and after per split, steps, rollouts and paths."""
+    """Held-out results before and after per split, steps, rollouts and paths."""
     metrics, evaluations = run.read_metrics(), run.read_evaluations()
     parts: list[RenderableType] = [Text(f"\n{run.name} is finished", "bold green")]
     if evaluations:
-        parts.append(_accuracy_table(evaluations))
+        parts.append(_before_and_after(evaluations))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bright_black")
     table.add_column(overflow="fold")
@@ -116,12 +117,33 @@ def evaluation_summary(run: RunDirectory) -> RenderableType:
     if not evaluations:
         return Text("no evaluations")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    for name in ("held-out", "accuracy (95 %)", "prompts", "responses each", "truncated", "tokens"):
+    measure = measure_of(evaluations)
+    for name in ("held-out", f"{measure} (95 %)", "prompts", "responses each", "truncated", "tokens"):
         table.add_column(name)
     for row in evaluations:
         numbers = (str(row["num_prompts"]), str(row["num_samples"]), percent(row["truncated_share"]))
         table.add_row(row["split"], _with_interval(row), *numbers, f"{row['mean_tokens']:.0f}")
-    return table
+    return Group(table, *_passed(evaluations))
+
+
+def _passed(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """pass@k of each evaluation for k = 1, 2, 4, ... n, unbiased; nothing where accuracies say all there is."""
+    known = [row for row in evaluations if row["rewards"]]
+    sizes = pass_sizes(max((max(map(len, row["rewards"].values())) for row in known), default=0))
+    if not known or (len(sizes) < 2 and measure_of(known) == ACCURACY):
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    table.add_column("held-out")
+    for k in sizes:
+        table.add_column(f"pass@{k}", justify="right")
+    several = {row["split"] for row in known if row["version"] != known[0]["version"]}
+    for row in known:
+        found = (mean_pass_at_k(row["rewards"].values(), k) for k in sizes)
+        at = f", step {row['step']}" if row["split"] in several else ""
+        table.add_row(f"{row['split']}{at}", *("-" if one is None else percent(one) for one in found))
+    yield Text()
+    yield table
+    yield Text(f"pass@k: share of prompts solved in k tries; {PASSES}", "bright_black")
 
 
 def changes(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
@@ -144,21 +166,22 @@ def change_text(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
 
 def over_best_base(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """For each split that was measured at several temperatures: the trained model at the training temperature against
-    the base model at the temperature where its accuracy is highest. A gain only over the same temperature may mean no
-    more than that the model has become more deterministic."""
+    the base model at the temperature where its mean reward is highest. A gain only over the same temperature may
+    mean no more than that the model has become more deterministic."""
     for split, first, last in changes(evaluations):
         versions = (row for row in evaluations if row["version"] == first["version"])
         bases = [row for row in versions if row["split"].rpartition("@")[0] == split]
         if bases:
             best = max([first, *bases], key=lambda row: float(row["accuracy"]))
             temperatures = [row["sampling"]["temperature"] for row in (last, best)]
+            where = "the same" if temperatures[0] == temperatures[1] else f"temperature {temperatures[1]:g}"
             yield (
-                f"{split}: {percent(last['accuracy'])} at temperature {temperatures[0]:g}, the base model "
-                f"{percent(best['accuracy'])} at its best one, {temperatures[1]:g}: {change_text(best, last)} points"
+                f"{split}: {percent(last['accuracy'])} at temperature {temperatures[0]:g}; the base model is best at "
+                f"{where}, {percent(best['accuracy'])}: {change_text(best, last)} points"
             )
 
 
-def _accuracy_table(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     for name in ("held-out", "before", "after", "change in points"):
         table.add_column(name, overflow="fold")
@@ -168,8 +191,11 @@ def _accuracy_table(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
     for row in evaluations:
         if row["split"] not in moved:
             table.add_row(row["split"], _with_interval(row), "not evaluated", "")
-    caption = "95 % intervals in brackets; the change is over the prompts common to both evaluations"
-    return Group(table, *(Text(line) for line in over_best_base(evaluations)), Text(caption, "bright_black"))
+    measure = measure_of(evaluations)
+    caption = f"{measure}, 95 % intervals in brackets; the change is over the prompts common to both evaluations"
+    passed = _passed([one for _, *both in changes(evaluations) for one in both]) if measure == MEAN_REWARD else ()
+    lines = (Text(line) for line in over_best_base(evaluations))
+    return Group(table, *lines, Text(caption, "bright_black"), *passed)
 
 
 def _with_interval(row: Mapping[str, Any]) -> str:

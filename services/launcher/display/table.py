@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.statistics import shared_means
 from bapo.core.text import ORIGIN_COLORS, ORIGINS, count, duration, num_groups, percent, staleness
 from services.launcher.display.snapshot import Snapshot
@@ -149,19 +150,21 @@ def packed(parts: Iterable[str], width: int) -> Text:
 
 
 def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts.
+    """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts; with partial credit
+    `cd34 mean reward 10.8 % -> ...`.
 
     An evaluation during the run has only the first prompts; the change is over those.
     """
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = [row for row in evaluations if row["split"] == split]
         first, newest = rows[0], rows[-1]
+        named = split if (measure := measure_of(rows)) == ACCURACY else f"{split} {measure}"
         if first is newest:
-            yield f"{split} {percent(first['accuracy'])} (step {first['step']})"
+            yield f"{named} {percent(first['accuracy'])} (step {first['step']})"
             continue
         before, after = shared_means([first["rewards"], newest["rewards"]])
         part = f", first {len(after)} prompts" if 0 < len(after) < first["num_prompts"] else ""
-        yield f"{split} {_accuracy(first, before)} -> {_accuracy(newest, after)} (step {newest['step']}{part})"
+        yield f"{named} {_accuracy(first, before)} -> {_accuracy(newest, after)} (step {newest['step']}{part})"
 
 
 def _accuracy(row: Mapping[str, Any], means: Sequence[float]) -> str:

@@ -138,7 +138,7 @@ export const batchCards = (grid) => [
   staleness(grid),
 ];
 
-/** The curves that say whether the run learns; held-out accuracy is of bapo/overview/prompts. */
+/** The curves that say whether the run learns; held-out results are of bapo/overview/prompts. */
 export const rewardCard = (grid) =>
   curves(grid, {
     title: "Mean reward", id: "reward", note: "Over all fresh responses of a step, before filtering: r_tot (Fig. 4).",

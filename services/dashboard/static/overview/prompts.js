@@ -1,4 +1,4 @@
-// Held-out accuracy and pass@k, and cards about prompts: accuracy bins, how they moved, which are newly solved.
+// Held-out results and pass@k, and cards about prompts: accuracy bins, how they moved, which are newly solved.
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
 import { el, freshId } from "bapo/app/dom.js";
@@ -8,7 +8,7 @@ import { column, matrixAt, measuredAt, movement, shares } from "bapo/overview/co
 function bins(grid) {
   return chartCard(grid, {
     title: "Accuracy bins", id: "bins", height: 220,
-    note: "Fresh groups by correct responses out of G: the first quarter of the steps compared with the same number of steps up to the selected one (Fig. 7).",
+    note: "Fresh groups by correct responses (reward 1) out of G: the first quarter of the steps compared with the same number of steps up to the selected one (Fig. 7).",
     empty: "No group data are available.",
     draw({ steps, index, length }) {
       const all = column(steps, "bins");
@@ -25,7 +25,7 @@ function bins(grid) {
         data: values.map((value, k) => ({ value: 100 * value, itemStyle: k === 0 ? { color: colour("b"), opacity: isNow ? 1 : 0.55 } : {} })),
       });
       return {
-        summary: `All incorrect: ${percent(first[0])} of the groups in ${labels[0]}, ${percent(now[0])} in ${labels[1]}; all correct: ${percent(first[size])} and ${percent(now[size])}.`,
+        summary: `None correct: ${percent(first[0])} of the groups in ${labels[0]}, ${percent(now[0])} in ${labels[1]}; all correct: ${percent(first[size])} and ${percent(now[size])}.`,
         option: {
           xAxis: { type: "category", data: names, name: "correct responses" }, yAxis: { type: "value", min: 0, name: "groups", axisLabel: { formatter: "{value} %" } },
           series: [bars(labels[0], first, false), bars(labels[1], now, true)],
@@ -44,7 +44,7 @@ function migration(grid) {
   const chooser = el("p", { class: "chooser" }, el("label", { for: selectId }, "Prompts "), select);
   const card = chartCard(grid, {
     title: "Accuracy migration", id: "migration",
-    note: "Prompts by correct responses at the first visit (rows) and at the selected step (columns). Blue, right of the diagonal: better; orange, left of it: worse. Both are shaded on the same scale; click a number to list its prompts (Fig. 15).",
+    note: "Prompts by correct responses (reward 1) at the first visit (rows) and at the selected step (columns). Blue, right of the diagonal: better; orange, left of it: worse. Both are shaded on the same scale; click a number to list its prompts (Fig. 15).",
     empty: "No prompt has been revisited yet, and no held-out split has been evaluated twice.",
     draw(next) {
       data = next;
@@ -90,7 +90,7 @@ const promptsOf = (first, last, until) => `#/prompts?first=${first}&last=${last}
 function rescued(grid) {
   return chartCard(grid, {
     title: "Newly solved prompts", id: "rescued", height: 190,
-    note: "Training prompts without a correct response at their first visit, and with one at their latest; below, the subsets that trained them in between. “None of them”: solved through training on other prompts only. Some are solved by chance: docs/results.md.",
+    note: "Training prompts without a correct response (reward 1) at their first visit, and with one at their latest; below, the subsets that trained them in between. “None of them”: solved through training on other prompts only. Some are solved by chance: docs/results.md.",
     empty: "No prompt has been revisited yet.",
     draw({ steps, index, length }) {
       if (!length || !column(steps, "revisited")[index]) return null;
@@ -115,10 +115,13 @@ function rescued(grid) {
 
 const named = (label) => label.replace(/x\d/g, (name) => name.toUpperCase());
 
+/** What the means are called: "accuracy" where the rewards of all splits are 0 or 1. */
+const measureOf = (held) => held.find((split) => split.measure !== "accuracy")?.measure ?? "accuracy";
+
 function heldOut(grid) {
   return chartCard(grid, {
-    title: "Held-out accuracy", id: "held-out", height: 260,
-    note: "Mean reward with 95 % intervals; step 0 is the base model at the same temperature. Evaluations during training have fewer prompts: their points are the base accuracy plus the change on these prompts.",
+    title: "Held-out results", id: "held-out", height: 260,
+    note: "Mean reward with 95 % intervals, which is the accuracy where all rewards are 0 or 1; step 0 is the base model at the same temperature. Evaluations during training have fewer prompts: their points are the base model's value plus the change on these prompts.",
     empty: "Not measured yet.",
     draw({ held, steps, index, length, other }) {
       if (!held.length) return null;
@@ -133,15 +136,15 @@ function heldOut(grid) {
       ]);
       const compared = held.flatMap((split, i) => (splitOf(split.split) ? [line(`${split.split}, ${other.name}`, splitOf(split.split).step, splitOf(split.split).accuracy.map((value) => 100 * value), tone(i), { showSymbol: true, sampling: undefined, lineStyle: { type: "dashed", color: colour(tone(i)) } })] : []));
       return {
-        summary: `${measuredAt(held, step).map((one) => `${one.split} after step ${one.step}: ${percent(one.accuracy)} (${percent(one.low)} to ${percent(one.high)})`).join("; ")}.`,
+        summary: `${measuredAt(held, step).map((one) => `${one.split} after step ${one.step}: ${one.measure} ${percent(one.accuracy)} (${percent(one.low)} to ${percent(one.high)})`).join("; ")}.`,
         option: {
           xAxis: { ...stepAxis(held[0].step), max: Math.max(1, ...held.map((split) => split.step.at(-1))) },
-          yAxis: { type: "value", min: 0, name: "accuracy", axisLabel: { formatter: "{value} %" } },
+          yAxis: { type: "value", min: 0, name: measureOf(held), axisLabel: { formatter: "{value} %" } },
           legend: { data: [...held.map((split) => split.split), ...compared.map((one) => one.name)] },
           series: [...series, ...compared],
         },
         table: () => ({
-          caption: "Accuracy and its 95 % interval", header: ["split and step", "accuracy", "from", "to", "prompts"],
+          caption: "Mean reward and its 95 % interval", header: ["split and step", measureOf(held), "from", "to", "prompts"],
           rows: held.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.accuracy[k]), percent(split.low[k]), percent(split.high[k]), count(split.num_prompts[k])])),
         }),
       };
@@ -152,7 +155,7 @@ function heldOut(grid) {
 function passAtK(grid) {
   return chartCard(grid, {
     title: "pass@k", id: "pass-at-k", height: 220,
-    note: "Share of held-out prompts with at least one correct response in k samples. Accuracy that rises while pass@k does not is sharpening: the model only repeats what it could already solve.",
+    note: "Share of held-out prompts with at least one correct response (reward 1) in k samples. Accuracy that rises while pass@k does not is sharpening: the model only repeats what it could already solve.",
     empty: "Evaluated with one response per prompt: set evaluation.num_samples to 2 or more.",
     draw({ held, steps, index, length }) {
       const known = held.filter((split) => split.num_samples > 1);

@@ -141,8 +141,8 @@ function tilesOf({ steps, index, length, run, held }) {
     ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, at("step") < run.num_steps ? `${duration(left)} left, ${duration(recent("step_s"))} per step` : `${duration(recent("step_s"))} per step`, null],
     ["Mean reward", decimal(reward), before === null ? `last ${plural(Math.min(WINDOW, index + 1), "step")}` : `${signed(reward - before)} over ${WINDOW} steps`, smooth(upTo("reward_mean"))],
     split
-      ? [`Held-out ${split.split}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model` : "base model", held[0].accuracy.slice(0, split.index + 1)]
-      : ["Held-out accuracy", DASH, "not evaluated yet", null],
+      ? [`Held-out ${split.split}, ${split.measure}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model` : "base model", held[0].accuracy.slice(0, split.index + 1)]
+      : ["Held-out results", DASH, "not evaluated yet", null],
     ["Throughput", count(recent("tokens_per_s")), "trained tokens per second", smooth(upTo("tokens_per_s"))],
     ["Staleness, fresh", count(stale[index]), `steps, at most ${count(run.max_staleness)}`, upTo("staleness_x1_max")],
   ];

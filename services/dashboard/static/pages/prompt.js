@@ -23,7 +23,7 @@ function mount(root, shell, here) {
 
   const rates = chartCard(grid, {
     title: "Pass rate by policy version", id: "pass-rate", wide: true,
-    note: "Share of correct responses of each group, at the policy version that sampled it. A reused group is drawn around its original group.",
+    note: "Mean reward of each group, at the policy version that sampled it. A reused group is drawn around its original group.",
     draw: ({ visits, c1 }) => visits.length ? {
       summary: summaryOf(visits),
       option: {
@@ -54,7 +54,7 @@ function mount(root, shell, here) {
   });
 
   const visitTable = (answer) => scrolled("Visits", table({
-    header: ["Step", "Kind", "Version", "Correct", "Group", "Batch", "Reason"], numeric: [2, 3],
+    header: ["Step", "Kind", "Version", "Reward sum", "Group", "Batch", "Reason"], numeric: [2, 3],
     rows: answer.visits.map((visit) => [
       String(visit.step),
       KINDS[visit.kind][0] + (visit.kind === "reused" ? ` (of step ${visit.birth})` : visit.asked !== visit.step ? ` (requested in step ${visit.asked})` : ""),
@@ -116,7 +116,7 @@ function summaryOf(visits) {
   const measured = visits.filter((visit) => visit.kind !== "reused");
   const [first, last] = [measured[0] ?? visits[0], measured[measured.length - 1] ?? visits[0]];
   const trained = visits.filter((visit) => visit.origin).length;
-  return `${plural(visits.length, "visit")}, trained in ${trained}; ${decimal(first.k)} of ${first.size} correct at version ${first.version}, ${decimal(last.k)} of ${last.size} at version ${last.version}.`;
+  return `${plural(visits.length, "visit")}, trained in ${trained}; mean reward ${decimal(first.mu)} at version ${first.version}, ${decimal(last.mu)} at version ${last.version}.`;
 }
 
 export default { name: "prompt", title: "Prompt", mount };
