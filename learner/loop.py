@@ -162,7 +162,7 @@ class Learner:
         """Write the records, metrics and log line of one step; only on rank 0."""
         if not self.world.leads:
             return
-        alarm = alarm_of(batch.step, report.diagnosis.cells, self.config.diagnostics)
+        alarm = alarm_of(batch.step, report.diagnosis.cells, self.config)
         row = metrics_row(
             batch,
             report,

@@ -28,6 +28,7 @@ from bapo.core.codec import unpack_batch
 from bapo.core.errors import ConfigError, DivergenceError
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags, run_process
+from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
 from learner.checkpoint import open_checkpoint
 from learner.diagnostics.response_recorder import ResponseRecorder
@@ -53,7 +54,8 @@ def main(flags: Flags) -> None:
     )
     disable_progress_bar()
     torch.set_num_threads(flags.config.learner.num_threads)
-    found = replay(flags, plan, token_records=flags.extra.token_records)
+    with progress(f"replaying step {plan.step} of {flags.run.name}"):
+        found = replay(flags, plan, token_records=flags.extra.token_records)
     sys.stdout.write((as_json(found) if flags.extra.json else as_text(found, flags.config)) + "\n")
 
 

@@ -123,6 +123,16 @@ class AlgorithmConfig(Frozen):
     """Replay settings of composers."""
 
     @property
+    def reuses_by_window(self) -> bool:
+        """Whether c2 <= mu <= c3 decides what is reused; if not, c2 and c3 are recorded but decide nothing."""
+        return self.name == "bapo" and self.use_x3 and self.x3_policy == "window"
+
+    @property
+    def retries_by_c1(self) -> bool:
+        """Whether mu <= c1 decides which prompts are sampled again."""
+        return self.name == "bapo" and self.use_x2
+
+    @property
     def capacity(self) -> int:
         return self.bad_capacity or self.batch_size
 

@@ -35,7 +35,8 @@ class RunConfig(Frozen):
     """Name, location and length of the run."""
 
     name: str = Field("bapo", pattern=NAME_PATTERN)
-    """Name of the run; its directory is `<root>/<name>`."""
+    """Name of the run; its directory is `<root>/<name>`. `auto`: the next free number after the name of the config
+    file, demo-001, demo-002, ..."""
     root: str = "outputs"
     """Folder of run directories. Two runs never share a directory."""
     seed: int = Field(42, ge=0, lt=1 << 63)
@@ -228,6 +229,11 @@ class Config(Frozen):
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     security: SecurityConfig = SecurityConfig()
+
+    @property
+    def method(self) -> str:
+        """What the run trains, as people call it: its preset, also with settings on top; else its composer."""
+        return self.preset or self.algorithm.name
 
     @model_validator(mode="after")
     def gpus_use_bfloat16(self) -> Self:

@@ -1,6 +1,6 @@
-"""Standard output and error of every process of ours: printing never raises.
+"""Standard output and error of every process: printing never raises.
 
-An encoding that lacks a letter (`PYTHONIOENCODING=ascii`, `LC_ALL=C`), half a surrogate pair, and in a grading process
+An encoding without some letter (`PYTHONIOENCODING=ascii`, `LC_ALL=C`), half a surrogate pair, and in a grading process
 a full disk or a reader that has gone would otherwise end in an error of what only wanted to say something.
 """
 

@@ -242,8 +242,7 @@ ALERTS = (
     Alert(
         name="ZeroVarianceShare", severity="warning", for_s=5 * MINUTE,
         summary="More than 90 % of the fresh groups have zero variance (all-correct or all-incorrect).",
-        runbook="Choose prompts of medium difficulty (selector in docs/methods.md), a larger group_size, or a lower "
-        "c1.",
+        runbook="Choose prompts of medium difficulty (selector in docs/methods.md), or a larger group_size.",
         expr=lambda t: "sum by (run) (increase(bapo_batch_filtered_groups_total"
         f'{{reason=~"all_incorrect|all_correct|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
         f"(sum by (run) (increase(bapo_batch_filtered_groups_total[{t.span(15 * MINUTE)}])) + on (run) "
@@ -260,8 +259,8 @@ ALERTS = (
     Alert(
         name="BatchUnderfilled", severity="warning",
         summary="No batch of the last 30 minutes (at least ten steps) was more than 30 % full.",
-        runbook="See Difficulty in BAPO / Run: too few prompts are informative; change the data, the selector, "
-        "c2_range and c3_range, or use a smaller batch_size.",
+        runbook="See Difficulty in BAPO / Run: too few prompts are informative; change the data or the selector, "
+        "widen c2_range and c3_range where a window decides (the page's thresholds), or use a smaller batch_size.",
         expr=lambda t: f"max by (run) (max_over_time(bapo_batch_fill_ratio[{t.span(30 * MINUTE)}])) < 0.3 "
         f"and on (run) sum by (run) (increase(bapo_learner_steps_total[{t.span(30 * MINUTE)}])) >= 10",
         fires=Case({f"bapo_batch_fill_ratio{R}": "0.2x40", f"bapo_learner_steps_total{R}": "0+1x40"}, 35),
@@ -287,8 +286,8 @@ ALERTS = (
     Alert(
         name="BinStarved", severity="warning", for_s=20 * MINUTE,
         summary="The bins that X3 reuses have been empty for twenty minutes: X3 no longer contributes groups.",
-        runbook="No fresh group falls in the window c2 to c3: compare Thresholds and r_tot with the bins next to it in "
-        "BAPO / Run, and widen c2_range and c3_range.",
+        runbook="With a window (c2, c3 in Thresholds and r_tot of BAPO / Run) no fresh group falls into it: compare it "
+        "with the bins next to it, and widen c2_range and c3_range. Without one, no fresh group has differing rewards.",
         expr=lambda t: 'max by (run) (bapo_buffer_groups{table="high"}) == 0 '
         'and on (run) sum by (run) (bapo_batch_trained_groups_total{origin="x3"}) > 0',
         fires=Case({

@@ -105,7 +105,7 @@ DIFFICULTY = Row("Difficulty", (
           help="Correct responses out of G, in the last step.", stack=True,
           lowest=0, queries=(
         Query('max by (bin) (bapo_group_accuracy_groups{purpose="fresh"})', "{{bin}} correct"),)),
-    Panel(title="Thresholds and r_tot", help="c1, and the window c2 to c3, which follows r_tot (eq. 8).",
+    Panel(title="Thresholds and r_tot", help="r_tot (eq. 8), c1 and the window c2 to c3, where they decide.",
           unit="percentunit", lowest=0, highest=1, queries=(
         Query(newest("bapo_threshold_ratio", "name"), "{{name}}"),
         Query(newest("bapo_reward_global_mean_ratio"), "r_tot"))),

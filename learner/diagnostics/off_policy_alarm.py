@@ -11,7 +11,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bapo.config.advice import lower
 from bapo.config.learner import DiagnosticsConfig
+from bapo.config.tree import Config
 from bapo.core.types import Origin
 from learner.diagnostics.theorem_meter import Cell
 
@@ -31,14 +33,14 @@ class Alarm:
     """Subset, age, value and remedy."""
 
 
-def alarm_of(step: int, cells: Sequence[Cell], settings: DiagnosticsConfig) -> Alarm | None:
+def alarm_of(step: int, cells: Sequence[Cell], config: Config) -> Alarm | None:
     """The cell furthest beyond its limit; None if all are within limits."""
-    found = [excess for cell in cells if _counts(cell) for excess in _excesses(cell, settings)]
+    found = [excess for cell in cells if _counts(cell) for excess in _excesses(cell, config.diagnostics)]
     if not found:
         return None
     # A single age is more specific than its subset, which is reported if no single age is large enough.
     _, _, cell, measure = max(found, key=lambda excess: excess[:2])
-    return Alarm(step=step, origin=cell.origin, text=f"{_name(cell)}: {measure}; {_remedy(cell)}")
+    return Alarm(step=step, origin=cell.origin, text=f"{_name(cell)}: {measure}; {_remedy(cell, config)}")
 
 
 def _counts(cell: Cell) -> bool:
@@ -60,14 +62,18 @@ def _name(cell: Cell) -> str:
     return f"{cell.origin.value}{age} ({cell.num_groups} groups)"
 
 
-def _remedy(cell: Cell) -> str:
+STORED = ("algorithm.high_window", "algorithm.replay.window", "algorithm.replay.share", "algorithm.replay.per_prompt")
+"""Settings that bound the age of reused groups; each method has at most two of them."""
+
+
+def _remedy(cell: Cell, config: Config) -> str:
     if cell.origin is Origin.X3:
-        return "lower algorithm.high_window or learner.lr"
+        return lower(config, *STORED, "learner.lr")
     if cell.age == 0:
         return (
             "the weights are the same, so engine and learner disagree: compare model.dtype and rollout.engine_options"
         )
-    return "lower cadence.weight_sync_interval, cadence.max_steps_ahead or learner.lr"
+    return lower(config, "cadence.weight_sync_interval", "cadence.max_steps_ahead", "learner.lr")
 
 
 class AlarmLog:

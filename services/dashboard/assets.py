@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError
+from bapo.runtime.progress import Note, progress
 from bapo.runtime.run_directory.files import ELSEWHERE, replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.endpoints import ENDPOINTS, ask, view_of
@@ -124,17 +125,20 @@ POLICY = (
 
 def write_export(run: RunDirectory, path: Path) -> Path:
     """Write the page of a run. Raises: ConfigError if it has no finished step; StorageError."""
-    view = view_of(run, load_resolved(run.config_path))
-    while not view.is_complete:
-        view.refresh()
-    if not view.num_steps:
-        raise ConfigError(f"run {run.path} has no finished step yet: nothing to export")
-    with storing(path, when_full=ELSEWHERE):
-        replace_file(path, page_of(view).encode())
+    config = load_resolved(run.config_path)
+    view = view_of(run, config)
+    with progress(f"writing the page of {run.name}") as note:
+        while not view.is_complete:
+            view.refresh()
+            note(f"step {view.num_steps} of {config.run.num_steps} read")
+        if not view.num_steps:
+            raise ConfigError(f"run {run.path} has no finished step yet: nothing to export")
+        with storing(path, when_full=ELSEWHERE):
+            replace_file(path, page_of(view, note).encode())
     return path
 
 
-def page_of(view: RunView) -> str:
+def page_of(view: RunView, note: Note = lambda _: None) -> str:
     style = all_assets()["app/style.css"].content.decode()
     imports = {asset.name: _data_url(asset.content) for asset in scripts()}
     policy = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY, quote=True)}">'
@@ -142,18 +146,19 @@ def page_of(view: RunView) -> str:
         title=html.escape(f"{view.config.run.name} - BAPO"),
         style=f"{policy}\n<style>{style}</style>",
         import_map=as_json({"imports": imports}),
-        data=f'<script type="application/json" id="answers">{as_json(answers(view))}</script>',
+        data=f'<script type="application/json" id="answers">{as_json(answers(view, note))}</script>',
         start='<script type="module">import "bapo/app/main.js";</script>',
     )
 
 
-def answers(view: RunView) -> dict[str, Any]:
+def answers(view: RunView, note: Note) -> dict[str, Any]:
     """Key -> response, for all data in the exported file."""
-    found = {}
+    found: dict[str, Any] = {}
     for endpoint in ENDPOINTS:
         for query in endpoint.exported(view):
             pairs = urlencode(sorted((name, str(value)) for name, value in query.items()))
             found[f"{endpoint.name}?{pairs}" if pairs else endpoint.name] = ask(view, endpoint, **query)
+            note(f"{len(found)} views")
     return found
 
 

@@ -145,7 +145,7 @@ def prompt(view: RunView, *, id: str) -> dict[str, Any]:
     recorded = set(files.steps())
     return {
         "id": id,
-        "c1": view.config.algorithm.c1,
+        "c1": view.config.algorithm.c1 if view.config.algorithm.retries_by_c1 else None,
         "differs": history.differs,
         "visits": [_visit(visit, visit.step in recorded and files.has(visit.step, visit.item)) for visit in visits],
         "transitions": [

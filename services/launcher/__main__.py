@@ -80,7 +80,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
         return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:
         code = error.child.exit_code or 1
-        return _end(run, console, code, "failed", explain(error.child) + _how_to_resume(flags, run, code))
+        return _end(run, console, code, "failed", explain(error.child, config) + _how_to_resume(flags, run, code))
     except BapoError as error:
         message = f"error: {error}" + _how_to_resume(flags, run, error.exit_code)
         return _end(run, console, error.exit_code, "failed", message)

@@ -118,7 +118,8 @@ class Session:
         wall_s = self._earlier_wall_s + (time.monotonic() - self.started_s if self._adds_records else 0.0)
         remember(self.run, processes=facts, ended_at=time.time(), wall_s=wall_s)
         if self._snapshot and self._snapshot.counters:
-            remember(self.run, counters=self._snapshot.counters)
+            fields = {"last_failure": self._snapshot.last_failure} if self._snapshot.last_failure else {}
+            remember(self.run, counters=self._snapshot.counters, **fields)
 
     def watch(self, until: Callable[[], bool]) -> None:
         """Supervise the children and update the display until a condition is met.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from bapo.algorithms.composer import Composer
+from bapo.config.advice import lower
 from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
@@ -145,8 +146,9 @@ class Scheduler:
         requests = reevaluation_requests(due, hard, composer=self._composer, plan=self._plan, config=self._config)
         if len(requests) > len(asked := first_call(requests)):
             log.warning(
-                "step %d: only %d of %d hard prompts are re-evaluated, more exceed the size of one call: lower "
-                "algorithm.max_reevaluated, or remove long columns", due, len(asked), len(requests)
+                "step %d: only %d of %d hard prompts are re-evaluated, more exceed the size of one call: %s", due,
+                len(asked), len(requests),
+                " or ".join([*filter(None, [lower(self._config, "algorithm.max_reevaluated")]), "remove long columns"]),
             )  # fmt: skip
             requests = list(asked)
         # Also without requests: a step that waits for its round must know that it is empty.

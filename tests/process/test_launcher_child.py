@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bapo.config.tree import Config
 from bapo.core.errors import StorageError
 from bapo.runtime.process import dying_with_parent
 from services.launcher.supervision import subreaper, supervisor
@@ -146,7 +147,7 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None
 def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Callable[..., Child]) -> None:
     child = start("import sys; print('StorageError: cannot write x: No space left on device'); sys.exit(3)")
     child.process.wait()
-    message = supervisor.explain(child).splitlines()
+    message = supervisor.explain(child, Config()).splitlines()
     assert message[0] == "part failed with exit code 3: cannot write x: No space left on device"
     assert message[1].startswith("Hint: fix the reported problem (disk")
     assert message[2] == f"Log: {child.spec.log_path}"
@@ -155,7 +156,7 @@ def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Ca
 def test_a_killed_child_is_told_from_one_that_gave_up(start: Callable[..., Child]) -> None:
     child = start("import os; os.kill(os.getpid(), 9)")
     child.process.wait()
-    message = supervisor.explain(child)
+    message = supervisor.explain(child, Config())
     assert message.startswith("part failed with signal SIGKILL: no output")
     assert "to save memory" in message
 

@@ -27,7 +27,7 @@ def poor(settings: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("settings", POOR, ids=str)
 def test_a_command_prints_a_replaced_character_where_the_terminal_lacks_it(settings: dict[str, str]) -> None:
-    code = "import sys, typer, bapo.cli.app as it; it.app = lambda: typer.echo('run größe ✓'); it.main()"
+    code = "import sys, typer, bapo.cli.app as it; it.app = lambda: typer.echo('run gr\\xf6\\xdfe \\u2713'); it.main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=poor(settings), check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert ended.stdout.startswith(b"run gr")
@@ -35,8 +35,9 @@ def test_a_command_prints_a_replaced_character_where_the_terminal_lacks_it(setti
 
 def test_the_launcher_prints_the_same_way() -> None:
     code = (
-        "import sys; sys.argv = ['launcher', 'watch', '--run-dir', 'größe ✓']; import services.launcher.__main__ as it;"
-        "it.watch = lambda *_: 0; code = it.main(); print('größe ✓'); sys.exit(code)"
+        "import sys; sys.argv = ['launcher', 'watch', '--run-dir', 'gr\\xf6\\xdfe \\u2713']; "
+        "import services.launcher.__main__ as it; "
+        "it.watch = lambda *_: 0; code = it.main(); print('gr\\xf6\\xdfe \\u2713'); sys.exit(code)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=poor(POOR[0]), check=False)
     assert ended.returncode == 2, ended.stderr  # no run directory: the message repeats the name

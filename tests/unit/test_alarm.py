@@ -9,12 +9,13 @@ import pytest
 
 from bapo.algorithms.divergences import pooled, response_gaps
 from bapo.config.learner import DiagnosticsConfig
+from bapo.config.tree import Config
 from bapo.core.types import Origin
 from learner.diagnostics.off_policy_alarm import Alarm, AlarmLog, alarm_of
 from learner.diagnostics.theorem_meter import Cell
 
 NEAR = pooled(response_gaps(np.zeros(1), np.zeros(1), np.ones(1, dtype=int)))
-LIMITS = DiagnosticsConfig(tv_warn=0.05, ess_warn=0.5)
+LIMITS = Config(diagnostics=DiagnosticsConfig(tv_warn=0.05, ess_warn=0.5))
 
 
 def make_cell(

@@ -17,7 +17,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.snapshot import Observer, Snapshot
-from services.launcher.display.summary import losses, over_best_base, summary
+from services.launcher.display.summary import losses, losses_of, over_best_base, summary
 from services.launcher.display.table import accuracies, render
 from services.launcher.session import Session
 from services.launcher.supervision.children import ProcessLine
@@ -31,7 +31,7 @@ STARTING = (
 
 
 def make_snapshot(**fields: Any) -> Snapshot:
-    base = Snapshot(name="demo-001", algorithm="bapo", num_steps=120, batch_size=32, elapsed_s=118.0)
+    base = Snapshot(name="demo-001", method="bapo", num_steps=120, batch_size=32, elapsed_s=118.0)
     return replace(base, **fields)
 
 
@@ -102,6 +102,16 @@ def test_the_trained_model_is_compared_with_the_base_model_at_its_best_temperatu
     assert line.startswith("easy: 75.0 % at temperature 1; the base model is best at temperature 0.3, 50.0 %: +25.0 [")
 
 
+def test_a_base_model_that_is_best_at_the_same_temperature_is_said_so() -> None:
+    def row(split: str, version: int, temperature: float, accuracy: float) -> dict[str, Any]:
+        found = {"rewards": {"p": [accuracy], "q": [accuracy]}, "accuracy": accuracy}
+        return {"split": split, "version": version, "sampling": {"temperature": temperature}, **found}
+
+    rows = [row("easy", 1, 1.0, 0.5), row("easy@0.3", 1, 0.3, 0.0), row("easy", 9, 1.0, 1.0)]
+    (line,) = over_best_base(rows)
+    assert line.startswith("easy: 100.0 % at temperature 1; the base model is best at the same, 50.0 %: +50.0 [")
+
+
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     observer = Observer(Config(), run)
@@ -148,7 +158,7 @@ COUNTERS = {
 
 
 LOST = (
-    ("verifiers", "18 of 400 groups (4.5 %), most often verifier_timeout (17)"),
+    ("verifiers", "failed to grade 18 of 400 groups (4.5 %), most often verifier_timeout (17)"),
     ("dropped", "3 of 400 groups (0.8 %), most often stale (3)"),
     ("truncated", "2 of 64 responses (3.1 %), by rollout.max_response_tokens"),
 )
@@ -211,6 +221,22 @@ def test_a_run_that_trains_on_its_signal_is_not_warned(rows: list[dict[str, Any]
     assert not list(losses({}, rows))
 
 
+def test_a_failed_grading_is_told_with_prompt_row_and_exception(tmp_path: Path) -> None:
+    failure = "verifier_timeout: the reward 'mine.score' raised KeyError: 'x' on prompt p7 (data.jsonl row 7)"
+    last = f"; the last: {failure.partition(': ')[2]}; all: logs/worker-*.log"
+    found = dict(losses(COUNTERS, [], failure))
+    assert found["verifiers"].endswith(f"most often verifier_timeout (17){last}")
+    assert "KeyError" not in found["dropped"]  # another kind of loss
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(counters=COUNTERS, last_failure=failure)
+    assert dict(losses_of(run))["verifiers"].endswith(last)
+
+
+def test_a_verifier_that_ran_out_of_memory_is_counted_as_a_verifier() -> None:
+    (found,) = losses({"failed_groups:verifier_out_of_memory": 1, "pushed_groups:stored": 3}, [])
+    assert found == ("verifiers", "failed to grade 1 of 4 groups (25.0 %), most often verifier_out_of_memory (1)")
+
+
 def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     with start_of(run) as session:
@@ -226,6 +252,6 @@ def test_a_run_that_did_not_finish_says_what_it_lost(tmp_path: Path) -> None:
     run.update_run(counters={"pushed_groups:stored": 6, "failed_groups:verifier_timeout": 2})
     assert _end(run, Console(file=text), 130, "interrupted", "stopped by the user") == 130
     assert text.getvalue().splitlines() == [
-        "verifiers: 2 of 8 groups (25.0 %), most often verifier_timeout (2)",
+        "verifiers: failed to grade 2 of 8 groups (25.0 %), most often verifier_timeout (2)",
         "stopped by the user",
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bapo.analysis.whatif.explanation import explain, find_prompt
+from bapo.analysis.whatif.explanation import Case, clause, explain, find_prompt
 from bapo.analysis.whatif.history import History
 from bapo.analysis.whatif.recording import RecordedStep, Recording, read_recording
 from bapo.analysis.whatif.simulation import SimulatedStep, Source, as_recorded, compare, what_if
@@ -248,6 +248,54 @@ def test_a_candidate_of_x3_that_was_not_drawn_is_told_with_room_and_candidates(t
     assert found.sentence.endswith(
         f"in B_high since {born} with mu = {mu} in [c2 = 0.25, c3 = 0.5], but not sampled: room 3, candidates 5"
     )
+
+
+@pytest.fixture
+def windowless() -> Recording:
+    """Two steps of the youngest first, B = 6: X1 of step 2 is g, h, i, j, so there is room for two of b, d, e, f."""
+    config = trace_config(x3_policy="youngest", use_x2=False)
+    second = {"g": 4, "h": 4, "i": 4, "j": 3, "k": 0, "l": 0}
+    words = {0: "all_incorrect", G: "all_correct"}
+    steps = [
+        [
+            fresh_result(p, k, step, words.get(k, "informative"), None if k in words else Origin.X1)
+            for p, k in one.items()
+        ]
+        for step, one in enumerate((FRESH[0], second), start=1)
+    ]
+    steps[1] += [fresh_result(p, FRESH[0][p], 1, "youngest", Origin.X3) for p in "eb"]
+    return recording_of(steps, config)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "step", "want"),
+    [
+        ("f", 1, "it entered B_high (mu = 0.875, its rewards differ: no window)"),
+        ("e", 2, "among the youngest informative ones of B_high"),
+        ("d", 2, "in B_high since 1 with mu = 0.125 (k = 1 of 8), but 2 others, younger or as young and nearer to "
+                 "mu = 1/2, came first"),
+    ],
+)  # fmt: skip
+def test_without_a_window_no_sentence_names_one(windowless: Recording, prompt: str, step: int, want: str) -> None:
+    found = sentence(windowless, prompt, step)
+    assert want in found
+    assert "c2" not in found
+    history = History(windowless.config)
+    for one in windowless.steps:
+        history.advance(one)
+    entered = history.transitions("f")[0]
+    assert entered.sentence == "fresh group with mu = 0.875 whose rewards differ: no window"
+
+
+@pytest.mark.parametrize(("composer", "word"), [("remix", "reused"), ("dots_replay", "reused"), ("arpo", "replayed")])
+def test_a_composer_without_a_window_is_told_in_its_own_words(composer: str, word: str) -> None:
+    config = trace_config(name=composer)
+    second = [fresh_result("b", 2, 1, word, Origin.X3)]
+    recording = recording_of([trace_results(1), second], config)
+    state = as_recorded(recording_of([trace_results(1), trace_results(2)]))
+    found = clause(Case(config=config, step=state[1], result=recording.steps[1].results[0]))
+    assert "c2" not in found
+    assert f"is {word!r} for {composer}" in found
 
 
 def test_a_prompt_is_found_by_its_beginning_when_that_is_unique() -> None:

@@ -70,12 +70,18 @@ class Case:
 
 
 def clause(case: Case) -> str:
-    writer = _WRITERS.get(case.result.reason)
-    return writer(case) if writer else _generic(case)
+    """The rule that decided, as the composer of the run has it."""
+    reason, name = case.result.reason, case.settings.name
+    is_own = reason in EVERYWHERE or name == OWN_TABLES or (reason in BY_FILTER and name in FILTERED)
+    return _WRITERS[reason](case) if is_own and reason in _WRITERS else _generic(case)
 
 
 def number(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def in_window(decision: Decision, mu: float) -> str:
+    return f"c2 = {number(decision.c2)} <= mu = {number(mu)} <= c3 = {number(decision.c3)}"
 
 
 def of_size(stat: GroupStat) -> str:
@@ -204,7 +210,7 @@ def _reused(case: Case) -> str:
     decision, stat = case.step.decision, case.stat
     return (
         f"its stored group of step {case.result.birth} ({of_size(stat)}) was sampled from B_high: "
-        f"c2 = {number(decision.c2)} <= mu = {number(stat.mu)} <= c3 = {number(decision.c3)}, "
+        f"{in_window(decision, stat.mu)}, "
         f"room {room_of(case.config, case.step)}, candidates {len(reusable(case.config, case.step))}"
     )
 
@@ -261,6 +267,12 @@ _WRITERS: dict[str, Callable[[Case], str]] = {
     Reason.STALE: _stale,
 }
 """A word without a writer gets its docstring."""
+
+EVERYWHERE = {Reason.STALE, Reason.NOT_USED}
+"""Mean the same for every composer; other words of B_bad and B_high are sentences about `OWN_TABLES` only."""
+BY_FILTER = {Reason.INFORMATIVE, Reason.ALL_INCORRECT, Reason.ALL_CORRECT, Reason.FILTERED}
+FILTERED = {"bapo", "dots_replay", "grpo", "relift", "remix"}
+"""Composers whose fresh groups go through `algorithm.online_filter`."""
 
 
 OWN_TABLES = "bapo"
@@ -320,14 +332,18 @@ def _entered(recording: Recording, state: SimulatedStep, recorded: RecordedStep,
     """Which tables its fresh group of this step went into."""
     step, decision, settings = state.step, state.decision, recording.config.algorithm
     own = settings.name == OWN_TABLES
+    is_of_window = own and settings.x3_policy == "window"
     fresh = {result.group_id for result in recorded.fresh if result.prompt_id == prompt_id}
     for entry in decision.bad:
         if entry.prompt_id == prompt_id and entry.birth == step:
             yield f"it entered B_bad (mu = {number(entry.mu)}{f' <= c1 = {number(settings.c1)}' if own else ''})"
     for stat in decision.high:
         if stat.group_id in fresh and stat.birth == step:
-            low, high = (f"c2 = {number(decision.c2)} <= ", f" <= c3 = {number(decision.c3)}") if own else ("", "")
-            yield f"it entered B_high ({low}mu = {number(stat.mu)}{high})"
+            if is_of_window:
+                yield f"it entered B_high ({in_window(decision, stat.mu)})"
+            else:
+                rule = ", its rewards differ: no window" if own else ""
+                yield f"it entered B_high (mu = {number(stat.mu)}{rule})"
 
 
 def _not_looked_at(recording: Recording, state: SimulatedStep, prompt_id: str) -> Iterator[str]:
@@ -353,14 +369,30 @@ def _why_not_reused(recording: Recording, state: SimulatedStep, stat: GroupStat)
         return f"{held}, but use_x3 = false"
     if not state.step - settings.high_window <= stat.birth < state.step:
         return f"{held}, but {state.step} - {stat.birth} > {settings.high_window} = high_window steps"
+    if stat.prompt_id in _training_already(state):
+        return f"{held}, but the prompt trains in this step already, and a prompt trains once per step"
     if settings.x3_policy == "youngest":
-        return f"{held} ({of_size(stat)}), and not used: no room, no advantage, or younger ones came first"
+        return f"{held} ({of_size(stat)}), {_why_not_youngest(room_of(recording.config, state), stat)}"
     if not _in_window(decision, stat):
         return f"{held}, outside {window} ({of_size(stat)})"
     if settings.drop_zero_variance_x3 and stat.homogeneous:
         return f"{held} in {window}, but its rewards are all equal (drop_zero_variance_x3)"
     room, candidates = room_of(recording.config, state), len(reusable(recording.config, state))
     return f"{held} in {window}, but not sampled: room {room}, candidates {candidates}"
+
+
+def _training_already(state: SimulatedStep) -> set[str]:
+    taken = {*state.decision.x1, *state.decision.x2}
+    return prompt_ids(stat for stat in (*state.view.fresh, *state.view.reevaluated) if stat.group_id in taken)
+
+
+def _why_not_youngest(room: int, stat: GroupStat) -> str:
+    if not is_informative(stat):
+        return "but its rewards are all equal, so it has no advantage"
+    if room <= 0:
+        return "but X1 and X2 filled the batch"
+    others = "another" if room == 1 else f"{room} others"
+    return f"but {others}, younger or as young and nearer to mu = 1/2, came first (x3_policy = youngest)"
 
 
 def _in_window(decision: Decision, stat: GroupStat) -> bool:

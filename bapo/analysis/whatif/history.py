@@ -16,7 +16,7 @@ from typing import Literal
 
 from bapo.algorithms.composer import Composer, Decision, Reason
 from bapo.algorithms.composers.registry import load_composer
-from bapo.analysis.whatif.explanation import OWN_TABLES, Case, clause, number
+from bapo.analysis.whatif.explanation import OWN_TABLES, Case, clause, in_window, number
 from bapo.analysis.whatif.recording import RecordedStep, round_of, stat_of
 from bapo.analysis.whatif.simulation import SimulatedStep, differences_of, next_as_recorded, view_at
 from bapo.config.tree import Config
@@ -180,8 +180,9 @@ class History:
         again = ", and its entry was renewed" if event.change == "renewed" else ""
         if event.table == "bad":
             return f"fresh group with mu = {number(event.mu)} <= c1 = {number(settings.c1)}{again}"
-        low, high = number(decision.c2), number(decision.c3)
-        return f"fresh group with c2 = {low} <= mu = {number(event.mu)} <= c3 = {high}{again}"
+        if settings.x3_policy == "youngest":
+            return f"fresh group with mu = {number(event.mu)} whose rewards differ: no window{again}"
+        return f"fresh group with {in_window(decision, event.mu)}{again}"
 
     def _why_not_bad(self, prompt_id: str, event: _Event) -> str:
         settings, index = self._config.algorithm, event.step - 1

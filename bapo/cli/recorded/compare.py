@@ -22,6 +22,7 @@ from bapo.cli.arguments import run_path
 from bapo.cli.running.monitor import export_page
 from bapo.core.errors import ConfigError
 from bapo.core.text import plain_lines
+from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
 
 Runs = Annotated[
@@ -65,8 +66,9 @@ def compare(
       bapo compare outputs/study-chain --against dapo --against bapo
     """
     runs = list(map(run_path, runs))
-    compared = paired(gather(runs), against or ())
-    tables = all_tables(compared, paper=paper)
+    with progress(f"comparing {_runs(runs)}"):
+        compared = paired(gather(runs), against or ())
+        tables = all_tables(compared, paper=paper)
     if as_json:
         typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
         return
@@ -113,15 +115,22 @@ def report(
     if out is None and not is_study:
         raise ConfigError("a report of several runs needs a folder: --out FOLDER")
     folder = Path(runs[0]) / REPORT if out is None else Path(out)
-    compared = paired(gather(runs), against or ())
-    typer.echo(str(write_comparison(compared, folder, paper=paper)))
+    with progress(f"reporting {_runs(runs)}"):
+        written = write_comparison(paired(gather(runs), against or ()), folder, paper=paper)
+    typer.echo(str(written))
 
 
 def _print_table_1(runs: list[str]) -> None:
     from bapo.analysis.compare.gather import gather
     from bapo.analysis.compare.tables import table_1
 
-    print_table(Console(highlight=False), table_1(gather(runs), paper=True))
+    with progress(f"comparing {_runs(runs)}"):
+        table = table_1(gather(runs), paper=True)
+    print_table(Console(highlight=False), table)
+
+
+def _runs(runs: list[str]) -> str:
+    return runs[0] if len(runs) == 1 else f"{len(runs)} runs"
 
 
 # Tables of text in a terminal: cells as they are written, and columns that break between words as long as they can.

@@ -21,6 +21,7 @@ from bapo.config.load import diff, load_resolved
 from bapo.config.tree import Config
 from bapo.core.text import ORIGIN_COLORS, plain
 from bapo.core.types import Origin
+from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
 
 NOT_ANSWERED = (
@@ -89,17 +90,18 @@ def simulate(
 
 def simulated(run: RunDirectory, overrides: Sequence[str], *, within: int) -> Result:
     """Simulate the run with the recorded and the new settings. Raises: ConfigError."""
-    recording = read_recording(run)
     config = load_resolved(run.config_path, overrides)
-    recorded = as_recorded(recording)
-    return Result(
-        recording=recording,
-        config=config,
-        changes=diff(recording.config, config),
-        recorded=recorded,
-        simulated=what_if(recording, config, within=within),
-        reproduction=compare(recording, recorded),
-    )
+    with progress(f"simulating {run.name}"):
+        recording = read_recording(run)
+        recorded = as_recorded(recording)
+        return Result(
+            recording=recording,
+            config=config,
+            changes=diff(recording.config, config),
+            recorded=recorded,
+            simulated=what_if(recording, config, within=within),
+            reproduction=compare(recording, recorded),
+        )
 
 
 def _head(result: Result) -> Iterator[str]:
@@ -244,12 +246,13 @@ def explain(
 
     Examples:
 
-      bapo explain outputs/demo-001 3f2a 17
       bapo explain outputs/demo-001 all 17
+      bapo explain outputs/demo-001 chain-1f 17   (the only id that begins so)
     """
-    recording = read_recording(open_run(run))
-    recorded = recording.step(step)
-    replayed = as_recorded(recording)
+    with progress(f"reading the records of {run}"):
+        recording = read_recording(open_run(run))
+        recorded = recording.step(step)
+        replayed = as_recorded(recording)
     asked_for = list(dict.fromkeys(result.prompt_id for result in recorded.results)) if prompt == ALL else []
     prompt_ids = asked_for or [find_prompt(recording, prompt)]
     found = [explain_prompt(recording, replayed, prompt_id, step) for prompt_id in prompt_ids]

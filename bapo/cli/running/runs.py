@@ -178,7 +178,7 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     yield "run", started_line(run).removeprefix("run ")
     message = str(fields.get("message") or "").splitlines()
     yield "state", state.state + (f": {message[0]}" if message and state.state == "crashed" else "")
-    yield "trains", f"{config.model.path} on {config.task.name} with {config.algorithm.name}"
+    yield "trains", f"{config.model.path} on {config.task.name} with {config.method}"
     step_s = pace_s(metrics, fields.get("started_at") or 0.0) if state.state == "running" else None
     left = "" if step_s is None else f", about {duration((state.num_steps - state.step) * step_s)} left"
     yield "step", f"{state.step} of {state.num_steps}{left}"

@@ -11,6 +11,7 @@ import typer
 
 from bapo.cli.arguments import Run, open_run, say
 from bapo.core.errors import ConfigError
+from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
 
 
@@ -56,7 +57,8 @@ def exported(run: RunDirectory, step: int | None, out: Path | None = None) -> Pa
     if not folder.exists():
         flags = ["--config", str(run.config_path), "--run-dir", str(run.path), "--step", str(chosen)]
         command = [sys.executable, "-m", "learner.export", *flags, *(["--out", str(out)] if out else [])]
-        done = subprocess.run(command, check=False)
+        with progress(f"exporting step {chosen} of {run.name}"):
+            done = subprocess.run(command, check=False)
         if done.returncode:  # it has reported the reason
             raise typer.Exit(done.returncode)
     return folder

@@ -28,6 +28,7 @@ from bapo.analysis.study.runner import (
 from bapo.analysis.study.state import Results, changed, inspect_run
 from bapo.core.errors import ConfigError
 from bapo.runtime.machine import GIB, runs_at_once
+from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.files import locked
 
 INTERRUPTED = 130
@@ -96,12 +97,14 @@ def _move(planned: Study, pack_into: Path | None, unpack_from: Path | None) -> N
     if pack_into and unpack_from:
         raise ConfigError("--pack and --unpack are mutually exclusive")
     if pack_into:
-        packed = pack(planned, pack_into)
+        with progress(f"packing {planned.path}"):
+            packed = pack(planned, pack_into)
         typer.echo(f"{pack_into}: {len(packed.runs)} finished runs packed, {len(packed.left)} are not finished")
         return
     assert unpack_from is not None
     make_folder(planned)
-    with locked(planned.path / ".lock", f"study {planned.path} is already running in another process"):
+    lock = locked(planned.path / ".lock", f"study {planned.path} is already running in another process")
+    with lock, progress(f"unpacking {unpack_from}"):
         moved = unpack(unpack_from, planned)
     typer.echo(f"{planned.path}: {len(moved.runs)} runs unpacked, {len(moved.left)} already existed")
 

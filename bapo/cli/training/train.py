@@ -130,7 +130,7 @@ def describe(config: Config, run: RunDirectory) -> str:
     num_updates = -(-algorithm.batch_size // config.groups_per_update) * learner.epochs
     return (
         f"run directory {run.path}\n"
-        f"{algorithm.name} on {config.task.name} with {config.model.path}: {config.run.num_steps} steps; "
+        f"{config.method} on {config.task.name} with {config.model.path}: {config.run.num_steps} steps; "
         f"{algorithm.batch_size} prompts x {algorithm.group_size} = {algorithm.batch_size * algorithm.group_size} "
         f"fresh responses per step; minibatches of {config.groups_per_update} groups, up to {num_updates} updates per "
         f"step; new weights every {cadence.weight_sync_interval} steps, fresh groups up to {cadence.max_staleness} "

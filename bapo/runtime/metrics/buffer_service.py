@@ -65,7 +65,9 @@ BATCHES = (
         "run/Batch composition", HERE, (Label("reason", LEFT_OUT),),
     ),
     Metric(
-        "bapo_threshold_ratio", "gauge", "Current thresholds: c1, c2, c3.", "run/Difficulty", HERE,
+        "bapo_threshold_ratio", "gauge",
+        "Current thresholds: c1, c2, c3; NaN where the method does not decide by them.",
+        "run/Difficulty", HERE,
         (Label("name", ("c1", "c2", "c3")),),
     ),
     Metric(

@@ -83,7 +83,7 @@ class LineDisplay:
             # Resumed run: printed by an earlier start.
             self._num_evaluations = len(snapshot.evaluations) if snapshot.metrics else 0
             self._step = snapshot.step
-        for what, lost in losses(snapshot.counters, snapshot.metrics):
+        for what, lost in losses(snapshot.counters, snapshot.metrics, snapshot.last_failure):
             if what not in self._losses:  # later ones are in the summary
                 self._losses.add(what)
                 yield f"{what}: {lost}"
@@ -155,7 +155,7 @@ def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
 
 
 def evaluation_line(row: Mapping[str, Any], measure: str) -> str:
-    """Args: measure: what the number is (`measure_of`); said where it is no accuracy."""
+    """Args: measure: what the number is (`measure_of`); left out for an accuracy."""
     named = "" if measure == ACCURACY else f"{measure} "
     return (
         f"held-out {row['split']} at step {row['step']}: {named}{percent(row['accuracy'])} "

@@ -41,7 +41,8 @@ Row = dict[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     name: str
-    algorithm: str
+    method: str
+    """`Config.method`: bapo-reuse."""
     num_steps: int
     batch_size: int
     since: float = 0.0
@@ -60,6 +61,11 @@ class Snapshot:
     workers: Sequence[WorkerStatus] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Event counters of the buffer, such as `failed_groups:verifier_timeout`."""
+
+    @property
+    def last_failure(self) -> str:
+        """Reason and words of the newest group that failed; empty if none has."""
+        return self.status.last_failure if self.status else ""
 
     @property
     def step(self) -> int:
@@ -126,7 +132,7 @@ class Observer:
             self._workers, _ = _ask(self._fleet.workers if self._fleet else None, self._workers)
         return Snapshot(
             name=self._run.name,
-            algorithm=self._config.algorithm.name,
+            method=self._config.method,
             num_steps=self._config.run.num_steps,
             batch_size=self._config.algorithm.batch_size,
             since=self._since,

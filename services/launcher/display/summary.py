@@ -16,19 +16,29 @@ from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k,
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
-from bapo.tasks.grading.pool import UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError
+from bapo.tasks.grading.pool import (
+    UngradedError,
+    VerifierKilledError,
+    VerifierMemoryError,
+    VerifierRaisedError,
+    VerifierTimeoutError,
+)
 
 VERIFIER_REASONS = {
-    error.reason for error in (UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError)
+    error.reason
+    for error in (UngradedError, VerifierKilledError, VerifierMemoryError, VerifierRaisedError, VerifierTimeoutError)
 }
 
 
-def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def losses(
+    counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]], last_failure: str = ""
+) -> Iterator[tuple[str, str]]:
     """(kind, count with rate and most frequent reason) of what was sampled and not used; empty for a run without.
 
     Args:
         counters: event counters of the buffer, from `GET /counters`.
         metrics: rows of metrics.jsonl.
+        last_failure: "reason: what failed, on which prompt", from the status of the buffer.
     """
     failed, pushed = _by_reason(counters, "failed_groups"), _by_reason(counters, "pushed_groups")
     num_tried = failed.total() + pushed.total()
@@ -38,7 +48,9 @@ def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) ->
         if lost:
             ((reason, number),) = lost.most_common(1)
             rate = percent(lost.total() / max(num_tried, lost.total()))
-            yield what, f"{lost.total()} of {num_tried} groups ({rate}), most often {reason} ({number})"
+            groups = f"{lost.total()} of {num_tried} groups ({rate}), most often {reason} ({number})"
+            words = f"failed to grade {groups}" if what == "verifiers" else groups
+            yield what, words + _last(last_failure, lost)
     rows = [row for row in metrics if row.get("num_responses")]
     if num_truncated := sum(row["num_truncated"] for row in rows):
         num_responses = sum(row["num_responses"] for row in rows)
@@ -80,6 +92,12 @@ def untrained(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _last(failure: str, lost: Counter[str]) -> str:
+    """The newest failure of this kind, and where the others are."""
+    reason, _, detail = failure.partition(": ")
+    return f"; the last: {detail}; all: logs/worker-*.log" if detail and reason in lost else ""
+
+
 def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
     """Reason -> count, from the counters `event:reason`."""
     return Counter({key.partition(":")[2]: number for key, number in counters.items() if key.startswith(f"{event}:")})
@@ -109,7 +127,8 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
 
 def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:
     """(kind, sentence) for each kind of loss of a run: verifiers, failed, dropped, truncated."""
-    return losses(run.read_run().get("counters") or {}, run.read_metrics())
+    fields = run.read_run()
+    return losses(fields.get("counters") or {}, run.read_metrics(), str(fields.get("last_failure") or ""))
 
 
 def evaluation_summary(run: RunDirectory) -> RenderableType:

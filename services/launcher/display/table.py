@@ -37,7 +37,7 @@ MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·
 
 def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
     parts: list[RenderableType] = [_headline(snapshot, width)]
-    lost = list(losses(snapshot.counters, snapshot.metrics))
+    lost = list(losses(snapshot.counters, snapshot.metrics, snapshot.last_failure))
     starting = any(process.state == "starting" for process in snapshot.processes)
     if snapshot.processes and (starting or not snapshot.metrics):
         parts.append(_processes(snapshot.processes))
@@ -53,7 +53,7 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
     bar_width = max(8, min(40, width - 61 - len(snapshot.name)))
     filled = round(share * bar_width)
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(snapshot.name, "bold").append(f"  {snapshot.algorithm}  ", "bright_black")
+    text.append(snapshot.name, "bold").append(f"  {snapshot.method}  ", "bright_black")
     text.append(f"step {snapshot.step}/{snapshot.num_steps} ")
     text.append("━" * filled, "green").append("━" * (bar_width - filled), "bright_black")
     text.append(f" {duration(snapshot.elapsed_s)} elapsed", "bright_black")

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.analysis.trackers.base import refuse_unusable
+from bapo.config.advice import lower
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
@@ -432,7 +433,8 @@ def memory(config: Config) -> Check:
     needed = memory_gib(config, parameters or 0)
     free = psutil.virtual_memory().available / GIB
     status: Literal["ok", "warn"] = "ok" if free >= needed else "warn"
-    advice = "" if status == "ok" else "; reduce rollout.num_workers"
+    cure = lower(config, "rollout.num_workers") or "use a smaller model, or a machine with more memory"
+    advice = "" if status == "ok" else f"; {cure}"
     parts = _weights_in_words(config, parameters)
     return Check(
         name="memory", status=status, detail=f"{free:.1f} GiB free, about {needed:.1f} needed{advice}; {parts}"
@@ -483,7 +485,8 @@ def disk(config: Config) -> Check:
     weights = run_bytes(config, parameters_of(config) or 0) / GIB
     status: Literal["ok", "warn"] = "ok" if free >= DISK_GIB + weights else "warn"
     kept = f"{config.checkpoint.keep_last} checkpoints and one being written need about {weights:,.2f}"
-    advice = "" if status == "ok" else "; lower checkpoint.keep_last, or use another run.root"
+    cure = " or ".join([*filter(None, [lower(config, "checkpoint.keep_last")]), "use another run.root"])
+    advice = "" if status == "ok" else f"; {cure}"
     return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")
 
 

@@ -147,7 +147,7 @@ def _plan(config: Config, *, with_learner: bool) -> Table:
     table.add_column(overflow="fold")
     table.add_row("would start", Text(", ".join(processes(config, with_learner=with_learner))))
     sizes = f"{algorithm.batch_size} prompts x {algorithm.group_size} = {responses} responses"
-    table.add_row("would train", Text(f"{config.preset or algorithm.name}, {config.run.num_steps} steps of {sizes}"))
+    table.add_row("would train", Text(f"{config.method}, {config.run.num_steps} steps of {sizes}"))
     table.add_row("time", Text(time_estimate(config)))
     table.add_row("settings", "print them all with bapo config show and the same arguments")
     return table

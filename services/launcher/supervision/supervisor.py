@@ -20,7 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bapo.config.tree import SupervisionConfig
+from bapo.config.advice import lower
+from bapo.config.tree import Config, SupervisionConfig
 from bapo.core.errors import (
     BY_NAME,
     ConfigError,
@@ -151,24 +152,28 @@ ADVICE = {
     ConfigError.exit_code: "change the setting and restart; nothing was trained with it",
     StorageError.exit_code: "fix the reported problem (disk, service or reward function), then resume the run; "
     "to change a setting, start a new run",
-    DivergenceError.exit_code: "the previous checkpoint is intact; start a new run with a lower learner.lr or less "
-    "staleness (cadence.weight_sync_interval, cadence.max_steps_ahead)",
+    DivergenceError.exit_code: "the previous checkpoint is intact; start a new run: {}",
     DeadlineError.exit_code: "see the log of the process that did not respond, then resume the run",
     RankLostError.exit_code: "see the logs of the other ranks (learner*.log), one of which exited or stopped first, "
     "then resume the run",
-    KILLED: "it was killed by another process, usually by the kernel's OOM killer (see dmesg); to save memory, lower "
-    "rollout.num_workers, rollout.max_groups_in_flight or learner.microbatch_tokens",
+    KILLED: "it was killed by another process, usually by the kernel's OOM killer (see dmesg); to save memory, {}",
 }
+LOWERED = {
+    DivergenceError.exit_code: ("learner.lr", "cadence.weight_sync_interval", "cadence.max_steps_ahead"),
+    KILLED: ("rollout.num_workers", "rollout.max_groups_in_flight", "learner.microbatch_tokens"),
+}
+"""Settings that a hint may name, if they can be lowered."""
+ELSE = "use a smaller model, or a larger machine"
 assert UnavailableError.exit_code == StorageError.exit_code
 
 
-def explain(child: Child) -> str:
+def explain(child: Child, config: Config) -> str:
     code = child.exit_code
     lines = [f"{child.name} failed with {code_text(code)}: {last_words(child.spec.log_path)}"]
     if child.num_restarts:
         lines.append(f"It was restarted {child.num_restarts} times (supervision.max_restarts).")
     if code in ADVICE:
-        lines.append(f"Hint: {ADVICE[code]}")
+        lines.append(f"Hint: {ADVICE[code].format(lower(config, *LOWERED.get(code, ())) or ELSE)}")
     lines.append(f"Log: {child.spec.log_path}")
     return "\n".join(lines)
 

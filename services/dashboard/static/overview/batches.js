@@ -66,19 +66,21 @@ function composition(grid) {
 function thresholds(grid) {
   return chartCard(grid, {
     title: "Thresholds and mean reward", id: "thresholds", height: 220,
-    note: "Groups of B_high with a pass rate between c2 and c3 are reused, prompts at c1 or below are hard; c2 and c3 follow r_tot, the mean reward of all fresh responses (eq. 8).",
+    note: "r_tot is the mean reward of all fresh responses. Where a method has them: prompts at c1 or below are hard, and groups of B_high with a pass rate between c2 and c3 are reused; c2 and c3 follow r_tot (eq. 8).",
     draw({ steps, index, length, run }) {
       if (!length) return null;
-      const c1 = steps.step.map(() => run.c1);
-      const at = (name) => decimal(steps[name][index]);
-      const named = [["r_tot", steps.reward_mean, "series-6"], ["c1", c1, "b"], ["c2", steps.c2, "series-4"], ["c3", steps.c3, "x3"]];
+      // Only what decides: a method without a window records one, too.
+      const hard = run.c1 === null ? [] : [["c1", steps.step.map(() => run.c1), "b"]];
+      const window = run.has_window ? [["c2", steps.c2, "series-4"], ["c3", steps.c3, "x3"]] : [];
+      const named = [["r_tot", steps.reward_mean, "series-6"], ...hard, ...window];
+      const limits = [...hard, ...window];
       return {
-        summary: `Step ${steps.step[index]}: r_tot ${at("reward_mean")}; c1 ${decimal(run.c1)}, c2 ${at("c2")}, c3 ${at("c3")}.`,
+        summary: `Step ${steps.step[index]}: r_tot ${decimal(steps.reward_mean[index])}; ${limits.map(([name, values]) => `${name} ${decimal(values[index])}`).join(", ") || "this method has no thresholds"}.`,
         option: {
           xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "pass rate" },
           series: named.map(([name, values, tone], i) => line(name, steps.step, values, tone, i ? {} : { markLine: atStep(steps.step[index]), lineStyle: { width: 1, color: colour(tone) } })),
         },
-        table: () => ({ header: ["step", "r_tot", "c1", "c2", "c3"], rows: steps.step.map((step, i) => [count(step), ...named.map(([, values]) => decimal(values[i], 4))]) }),
+        table: () => ({ header: ["step", ...named.map(([name]) => name)], rows: steps.step.map((step, i) => [count(step), ...named.map(([, values]) => decimal(values[i], 4))]) }),
       };
     },
   });

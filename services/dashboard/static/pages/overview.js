@@ -121,7 +121,7 @@ const asStep = (params) => (/^\d+$/.test(params.get("step") ?? "") ? Number(para
 function describe(run, live) {
   if (!run) return "";
   const status = run.status ?? (live ? "buffer only" : "not started");
-  return `${run.algorithm} on ${run.task} with ${run.model}, ${status}${run.started_at ? `, started ${moment(run.started_at)}` : ""}`;
+  return `${run.method} on ${run.task} with ${run.model}, ${status}${run.started_at ? `, started ${moment(run.started_at)}` : ""}`;
 }
 
 const WINDOW = 20;

@@ -34,7 +34,7 @@ function mount(root, shell, here) {
         series: Object.entries(KINDS).map(([kind, [name, paint, symbol]], index) => ({
           type: "scatter", name, symbol, symbolSize: kind === "reused" ? 18 : 10, z: kind === "reused" ? 2 : 3, itemStyle: { color: colour(paint) },
           data: visits.filter((visit) => visit.kind === kind).map((visit) => [visit.version, visit.mu]),
-          markLine: index ? undefined : { silent: true, symbol: "none", lineStyle: { type: "dashed", color: colour("text-soft") }, label: { formatter: "c1", position: "insideEndTop", color: colour("text-soft") }, data: [{ yAxis: c1 }] },
+          markLine: index || c1 === null ? undefined : { silent: true, symbol: "none", lineStyle: { type: "dashed", color: colour("text-soft") }, label: { formatter: "c1", position: "insideEndTop", color: colour("text-soft") }, data: [{ yAxis: c1 }] },
         })),
       },
       table: () => ({ header: ["version", "pass rate", "kind", "step"], rows: visits.map((v) => [String(v.version), decimal(v.mu), KINDS[v.kind][0], String(v.step)]) }),
