@@ -79,6 +79,7 @@ def simulate(
         result.simulated,
         batch_size=result.config.algorithm.batch_size,
         changed=bool(result.changes),
+        has_window=result.config.algorithm.reuses_by_window,
         num_rows=rows,
     )
     console.print("\n".join(map(plain, _head(result))), markup=False)
@@ -194,24 +195,28 @@ def comparison_table(
     batch_size: int,
     changed: bool,
     num_rows: int,
+    has_window: bool = True,
 ) -> Table:
     """One row per step, or per range of steps if there are more than `num_rows`; a->b: recorded, simulated."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bright_black")
     table.add_column("step", no_wrap=True)
     for origin in Origin:
         table.add_column(origin.value.upper(), justify="right", style=ORIGIN_COLORS[origin.value], no_wrap=True)
-    for name in (f"of {batch_size}", "B_bad", "B_high", "r_tot", "c2-c3"):
+    window = ("c2-c3",) if has_window else ()
+    for name in (f"of {batch_size}", "B_bad", "B_high", "r_tot", *window):
         table.add_column(name, justify="right", no_wrap=True)
     if changed:
         table.add_column("unknown", justify="right", no_wrap=True)
     size = -(-len(simulated) // num_rows)
     for start in range(0, len(simulated), size):
         then, now = recorded[start : start + size], simulated[start : start + size]
-        table.add_row(*_cells(then, now, changed=changed))
+        table.add_row(*_cells(then, now, changed=changed, has_window=has_window))
     return table
 
 
-def _cells(then: Sequence[SimulatedStep], now: Sequence[SimulatedStep], *, changed: bool) -> Iterator[str | Text]:
+def _cells(
+    then: Sequence[SimulatedStep], now: Sequence[SimulatedStep], *, changed: bool, has_window: bool
+) -> Iterator[str | Text]:
     old, new = mean_of(then), mean_of(now)
     digits = 1 if len(now) > 1 else 0
 
@@ -226,7 +231,8 @@ def _cells(then: Sequence[SimulatedStep], now: Sequence[SimulatedStep], *, chang
     yield both(old.bad, new.bad)
     yield both(old.high, new.high)
     yield f"{new.r_tot:.2f}"
-    yield f"{new.c2:.2f}-{new.c3:.2f}"
+    if has_window:
+        yield f"{new.c2:.2f}-{new.c3:.2f}"
     if changed:
         yield str(sum(step.answers[Source.UNKNOWN] for step in now) or "-")
 
