@@ -15,6 +15,10 @@ TERMINAL_S = 0.5
 Note = Callable[[str], None]
 
 
+def silent(text: str) -> None:
+    """A note for callers without progress."""
+
+
 @contextmanager
 def progress(what: str, *, first_s: float = FIRST_S, every_s: float = EVERY_S) -> Iterator[Note]:
     """Say `what`, and the newest note on how far it is, while the block runs.

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError
-from bapo.runtime.progress import Note, progress
+from bapo.runtime.progress import Note, progress, silent
 from bapo.runtime.run_directory.files import ELSEWHERE, replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.endpoints import ENDPOINTS, ask, view_of
@@ -138,7 +138,7 @@ def write_export(run: RunDirectory, path: Path) -> Path:
     return path
 
 
-def page_of(view: RunView, note: Note = lambda _: None) -> str:
+def page_of(view: RunView, note: Note = silent) -> str:
     style = all_assets()["app/style.css"].content.decode()
     imports = {asset.name: _data_url(asset.content) for asset in scripts()}
     policy = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY, quote=True)}">'
@@ -151,7 +151,7 @@ def page_of(view: RunView, note: Note = lambda _: None) -> str:
     )
 
 
-def answers(view: RunView, note: Note) -> dict[str, Any]:
+def answers(view: RunView, note: Note = silent) -> dict[str, Any]:
     """Key -> response, for all data in the exported file."""
     found: dict[str, Any] = {}
     for endpoint in ENDPOINTS:
