@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing, nullcontext
 from typing import Annotated, Any
 
@@ -17,8 +18,15 @@ from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.dataset import Columns, is_file
-from bapo.tasks.grading.pool import GraderPool
-from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
+from bapo.tasks.grading.pool import (
+    GraderPool,
+    UngradedError,
+    VerifierKilledError,
+    VerifierMemoryError,
+    VerifierRaisedError,
+    VerifierTimeoutError,
+)
+from bapo.tasks.grading.trial import BUSY, PARTLY, RIGHT, WRONG, Trial, read_prompts, try_reward
 from bapo.tasks.rewards import grades_groups, reward_columns
 from bapo.tasks.right_answers import gold_text
 
@@ -169,7 +177,54 @@ def _judge(trial: Trial, *, is_fit: bool) -> None:
         say("suitable for training" + (PARTIAL_CREDIT if trial.others_partly else ""))
         if trial.others_partly == trial.others_tried > 0:
             say(NEVER_HARD)
-    elif _says_yes_to_all(trial):
-        say("unsuitable: it also rewards incorrect answers, so a model cannot learn from it")
     else:
-        say("unsuitable: correct answers must get 1 (set --gold-format to their format), and no answer may raise")
+        say(f"unsuitable: {_why(trial)}")
+
+
+def _why(trial: Trial) -> str:
+    """The most frequent reason why a reward is not fit, and what to do about it."""
+    if _says_yes_to_all(trial):
+        return "it also rewards incorrect answers, so a model cannot learn from it"
+    counts = Counter({result: num for result, num in trial.results.items() if result != RIGHT})
+    counts.update(trial.others_troubles)
+    if trial.unreadable:
+        counts[UNREADABLE] = trial.unreadable
+    reason, num = counts.most_common(1)[0]
+    told = f"{num} of {trial.num_rows + (trial.others_tried if reason != UNREADABLE else 0)} gradings: "
+    if reason == UNREADABLE:
+        told = f"{num} of {trial.num_rows} rows: "
+    elif reason in trial.results and reason not in trial.others_troubles:
+        told = f"{num} of {trial.num_rows} correct answers: "
+    return told + (_of_error(trial) if reason == VerifierRaisedError.reason else ADVICE[reason])
+
+
+def _of_error(trial: Trial) -> str:
+    """What to do about a reward that raises, or returns what is no reward: by the most frequent of its errors."""
+    for what, _ in Counter(what for _, what in trial.problems).most_common():
+        for sign, advice in ERRORS:
+            if sign in what:
+                return advice
+    return "it raised; return 0 for a response that is wrong or that it cannot read"
+
+
+UNREADABLE = "unreadable"
+ADVICE = {
+    UNREADABLE: "no prompt or no answer; fill or remove them, or set --prompt-column and --answer-column",
+    UngradedError.reason: "it returned None (ungraded); return 1 for a correct response, 0 for an incorrect one",
+    VerifierTimeoutError.reason: "it took longer than --timeout-s (task.grading_timeout_s)",
+    VerifierMemoryError.reason: "it took more memory than task.grading_memory_mb",
+    VerifierKilledError.reason: "it ended its process; it must return a number",
+    BUSY: "the verifier was kept busy; set a longer --timeout-s (task.grading_timeout_s)",
+    PARTLY: "less than 1; a correct response must get 1: set --gold-format to its format, or --reward-range",
+    WRONG: "reward 0; a correct response must get 1: set --gold-format to its format",
+}
+"""Result of a grading -> what is wrong and what to do."""
+ERRORS = (
+    ("expected one reward for each", "it must return one number for each completion, in a list"),
+    ("it requires", "it reads a column that rows lack; fill it in, or name it with --columns"),
+    ("for a column", "it reads a column that rows lack; fill it in, or name it with --columns"),
+    ("return None for a response that cannot", "it returned NaN or infinity; return a number in the range"),
+    ("set task.reward_range", "it returned a number outside of the range; set --reward-range (task.reward_range)"),
+    ("which is not a number", "it returned no number; return one number for each response"),
+)
+"""Part of a verifier's error -> what is wrong and what to do."""

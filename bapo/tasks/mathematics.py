@@ -42,6 +42,8 @@ MAX_CHARS = 1_000
 
 PLACES = 60
 """Digits of an exact number next to which a decimal is compared."""
+NEARLY = Fraction(1, 10**50)
+"""Of a number: what the last of its `PLACES` digits may be wrong by."""
 SIZE = 300
 """Powers of ten of numbers that are compared so."""
 
@@ -183,7 +185,7 @@ def _same_value(gold: str, found: str, right: Any, theirs: Any) -> bool | None:
 
 
 def _is_nearly(exact: Fraction, value: Fraction) -> bool:
-    return abs(exact - value) <= abs(value) / 10 ** (PLACES - 10)
+    return abs(exact - value) <= abs(value) * NEARLY
 
 
 def _fraction(expression: Any) -> Fraction | None:

@@ -46,6 +46,33 @@ def graded(prompt, text):
 def nearly(prompt, text):
     return 1.0 if text == prompt.answer["answer"] else 1 - 1e-7
 
+def ungraded(prompt, text):
+    return None
+
+def a_list(prompt, text):
+    return [1.0]
+
+def nan(prompt, text):
+    return float("nan")
+
+def infinite(prompt, text):
+    return float("inf")
+
+def a_string(prompt, text):
+    return "1.0"
+
+def a_bool(prompt, text):
+    return text == prompt.answer["answer"]
+
+def too_much(prompt, text):
+    return 100.0 if text == prompt.answer["answer"] else 0.0
+
+def zero(prompt, text):
+    return 0.0
+
+def of_level(prompt, text):
+    return float(prompt.answer["level"] > 0 and text == prompt.answer["answer"])
+
 def signed(prompt, text):
     return 1.0 if text == prompt.answer["answer"] else -1.0
 """
@@ -115,6 +142,38 @@ def test_a_reward_that_fails_on_wrong_answers_is_not_fit(tmp_path: Path) -> None
     assert "gold answers with reward 1   2 of 2" in result.output
     assert "other answers rewarded 1  0 of 2; 2 failed" in result.output
     assert "set task.reward_range to the range" in result.output
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("ungraded", ["2 of 2", "None", "return 1"]),
+        ("a_list", ["no number", "one number"]),
+        ("nan", ["NaN", "return a number"]),
+        ("infinite", ["infinity", "return a number"]),
+        ("a_string", ["no number", "one number"]),
+        ("too_much", ["outside", "--reward-range"]),
+        ("zero", ["reward 0", "--gold-format"]),
+        ("of_level", ["column", "--columns"]),
+    ],
+)
+def test_the_last_line_is_the_verdict_with_its_reason_and_what_to_do(
+    tmp_path: Path, function: str, words: list[str]
+) -> None:
+    result = _run(tmp_path, function, _rows("1", "2"))
+    last = result.output.splitlines()[-1]
+    assert result.exit_code == 1
+    assert last.startswith("unsuitable: ")
+    assert all(word in last for word in words), last
+
+
+def test_a_bool_is_a_reward_and_a_row_without_an_answer_is_a_reason_of_its_own(tmp_path: Path) -> None:
+    result = _run(tmp_path, "a_bool", _rows("1", "2"))
+    assert (result.exit_code, result.output.splitlines()[-1]) == (0, "suitable for training")
+    result = _run(tmp_path, "a_bool", [*_rows("1", "2"), {"prompt": "z"}])
+    last = result.output.splitlines()[-1]
+    assert "1 of 3 rows" in last
+    assert "no answer" in last
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class Trial:
     """Where the row stands whose gold answer took longest."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(row, what is wrong with it) for each row that is not right."""
+    others_troubles: dict[str, int] = field(default_factory=dict)
+    """Answers of other rows that got no reward, by the reason of the failed grading."""
 
     @property
     def num_rows(self) -> int:
@@ -109,6 +111,7 @@ def try_reward(
             trial.others_partly += result == PARTLY
             if result not in (RIGHT, PARTLY, WRONG):
                 trial.others_failed += 1
+                trial.others_troubles[result] = trial.others_troubles.get(result, 0) + 1
                 trial.problems.append((f"{where} ({gold[:MAX_SHOWN]!r})", f"with another row's answer, {problem}"))
         yield done
 
