@@ -571,7 +571,7 @@ def is_file(source: str) -> bool:
 
 
 def columns_of_file(source: str, columns: Columns) -> Columns:
-    """`columns` with the names that nobody gave: alike for all rows of a file, whichever of them are null.
+    """`columns` with the names that were not given: alike for all rows of a file, whichever of them are null.
 
     The answer's stays None where the file has none. Raises: ConfigError for a file that is missing.
     """

@@ -89,7 +89,7 @@ def decided(gold: str, found: str) -> bool | None:
 
 
 def _by_numbers(gold: str, found: str) -> bool | None:
-    """Units that differ, numbers, and a set that is no interval."""
+    """Units that differ, numbers, and a set other than an interval."""
     (gold_unit, gold), (unit, found) = _units_of(gold, found)
     if gold_unit and unit and gold_unit != unit:
         return False
@@ -136,7 +136,7 @@ def _units_of(gold: str, found: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def _closed_up(text: str) -> str:
-    """Without spaces, but for those between digits: 1 1/2 is not 11/2."""
+    """Without spaces, except those between digits: 1 1/2 is not 11/2."""
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
@@ -186,7 +186,7 @@ def _without_choice(text: str) -> str:
 
 
 def _by_measures(gold: str, found: str) -> bool | None:
-    """`2 hours 30 minutes` and `2 hours and 30 minutes`; None where either is no sum of several measures."""
+    """`2 hours 30 minutes` and `2 hours and 30 minutes`; None unless both are sums of several measures."""
     ours, theirs = _measures(gold), _measures(found)
     if not ours or not theirs or max(len(ours), len(theirs)) < 2:
         return None

@@ -2,7 +2,7 @@ r"""Answers that name more than one answer, and letters of a choice: what a poli
 
     named_choice("B", "(B) 12")        True        a letter, alone or before its value
     named_choice("B", "(A) B")         False       as are "B or C", "A. B", "(B) or (C)"
-    names_another("5", "5 \\text{ is wrong, it is 6}")   True: words for a second answer, which the gold answer lacks
+    names_another("5", "5 \\text{ is wrong, it is 6}")   True: a second answer, which the gold answer does not have
 
 A letter whose text names another letter is wrong even where the text of the choice has it ("(B) angle C").
 """
@@ -52,7 +52,7 @@ _FOREIGN = re.compile(r"\d[^\dA-Za-z\\]*[\u0400-\u2000\u2E80-\uFFFF]+[^\dA-Za-z\
 
 
 def choice_of(plain: str) -> tuple[str, str] | None:
-    """(letter, text behind it or "") of an answer without LaTeX wrappers; None for what is no choice."""
+    """(letter, text after it or "") of an answer without LaTeX wrappers; None if it is not a choice."""
     plain = _SAID.sub("", plain, count=1) if _SAID.match(plain) else plain
     if (match := _CHOICE.fullmatch(plain)) is not None:
         return (match[1] or match[2].upper()), ""

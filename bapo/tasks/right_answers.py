@@ -52,7 +52,7 @@ def as_text(value: Any) -> str:
 
 
 def is_list_in_text(answer: Any) -> bool:
-    """Whether a text looks like a list of texts that somebody wrote into a column of texts."""
+    """Whether a text looks like a list of texts written into a column of texts."""
     return isinstance(answer, str) and answer.lstrip().startswith(_LIST_STARTS) and answer.rstrip().endswith("]")
 
 

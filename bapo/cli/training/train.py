@@ -45,7 +45,7 @@ def train(
     free_ports: FreePorts = False,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="With --resume: go on although data, reward, model or config changed."),
+        typer.Option("--accept-changes", help="With --resume: resume although data, reward, model or config changed."),
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -25,7 +25,7 @@ from services.launcher.gpus.plan import share_gpus
 
 
 class Needs(StrEnum):
-    """What a check needs beside the config."""
+    """What a check needs in addition to the config."""
 
     MACHINE = "this machine"
     NETWORK = "ports or a running service"

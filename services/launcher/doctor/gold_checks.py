@@ -1,4 +1,4 @@
-"""Gold answers graded by whatever will grade, and a row of every shape: a reward may read a column that some lack.
+"""Gold answers graded by whatever will grade, and a row of every shape: a reward may read a column missing in some.
 
 first rows of train             a run in which too many gold answers get 0 learns nothing
 first row of each other shape   columns and their types, of all splits: what fails on it fails in the run

@@ -1,7 +1,7 @@
-"""What a run trains on, as digests in RUN/inputs.json: a resume on something else is told, and refused.
+"""What a run trains on, as digests in RUN/inputs.json: a resume on something else is reported and refused.
 
     config.toml; files and folders in task.options; prompts of every split; files of the reward and what they import
-    from beside them; files of the model, or the revision of a Hugging Face id
+    from their folder; files of the model, or the revision of a Hugging Face id
 
 Files of the same size and time as before are not read again. Not covered: what a reward reads when it is called.
 """
@@ -84,7 +84,7 @@ def check_inputs(situation: Situation, run: RunDirectory, *, accepts: bool) -> s
         if not accepts:
             raise ConfigError(
                 f"run {run.path} trained {step} steps on something else:\n{listed}\n"
-                "undo the changes, start a new run, or go on with bapo train --resume "
+                "undo the changes, start a new run, or continue with bapo train --resume "
                 f"{run.path} --accept-changes"
             )
         run.update_run(accepted_changes=[*fields.get("accepted_changes", []), {"after_step": step, "what": changed}])
@@ -101,7 +101,7 @@ def _read(path: Path) -> Inputs | None:
         found: Inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
         _ = [fields["digest"] for fields in found.values()]
     except (OSError, msgspec.MsgspecError, KeyError) as error:
-        raise RecordError(f"{path} is damaged: {error}; remove it to go on without comparing") from error
+        raise RecordError(f"{path} is damaged: {error}; remove it to resume without comparing") from error
     return found
 
 

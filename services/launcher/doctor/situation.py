@@ -22,7 +22,7 @@ class Situation:
     has_learner: bool = True
     """Whether a learner uses this machine, also if it is started by hand (`bapo up`)."""
     is_resumed: bool = False
-    """What the data say is only told: the run has trained on them."""
+    """Findings in the data are only warnings: the run has trained on them."""
     num_gold: int = 8
     """Rows whose gold answer is graded, from the start of the training data."""
     seconds: float = 5.0
