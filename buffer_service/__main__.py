@@ -24,6 +24,7 @@ import uvicorn
 
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
+from bapo.core.addresses import authority
 from bapo.core.errors import ConfigError, UnavailableError
 from bapo.runtime.auth.api_tokens import keyring_for, listen_host
 from bapo.runtime.auth.redis_password import URL, password_file, problem_of_url, refuse_open, with_password
@@ -114,7 +115,7 @@ def main(flags: Flags) -> None:
     )
     server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
-    log.info("run=%s listening on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
+    log.info("run=%s listening on %s, redis=%s", config.run.name, authority(*listener.getsockname()[:2]), link.where)
     server.run(sockets=[listener])
     # Python would join the remaining threads, which wait up to 30 s for a Redis that does not respond.
     end_now(0)

@@ -91,8 +91,9 @@ class Held:
 class Maintenance:
     """List, verify and delete the contents of one run's buffer, for its operator."""
 
-    def __init__(self, store: RedisStore, config: Config) -> None:
-        self._store, self._config = store, config
+    def __init__(self, store: RedisStore, config: Config, on_drop: Callable[[], None] = lambda: None) -> None:
+        """`on_drop`: called when an operator has deleted something."""
+        self._store, self._config, self._on_drop = store, config, on_drop
 
     def verify(self) -> tuple[Audit, list[Broken]]:
         """Read the audit and check its invariants."""
@@ -119,9 +120,11 @@ class Maintenance:
         Raises: ContractError if it is not in the buffer, or is retained for a batch, which must not change.
         """
         if table := self._store.drop_group(group_id):
+            self._on_drop()
             log.warning("group %s dropped by operator table=%s", group_id, table)
             return table
         if self._edit(lambda now: replace(now, high=tuple(stat for stat in now.high if stat.group_id != group_id))):
+            self._on_drop()
             log.warning("group %s dropped by operator table=high", group_id)
             return "high"
         if self._store.records([group_id]) != [None]:
@@ -144,6 +147,7 @@ class Maintenance:
         Raises: ContractError if no such request is open; the message states whether its group is stored.
         """
         if self._store.drop_request(request_id):
+            self._on_drop()
             log.warning("request %s dropped by operator", request_id)
             return
         is_held = self._store.records([request_id]) != [None]
@@ -154,6 +158,7 @@ class Maintenance:
         """Remove a prompt from B_bad. Raises: ContractError if it is not there."""
         if not self._edit(lambda now: replace(now, bad=tuple(e for e in now.bad if e.prompt_id != prompt_id))):
             raise ContractError(f"prompt {prompt_id} is not in B_bad")
+        self._on_drop()
         log.warning("prompt %s dropped from B_bad by operator", prompt_id)
 
     def drop_run(self, name: str) -> None:
@@ -161,6 +166,7 @@ class Maintenance:
         if name != self._config.run.name:
             raise ContractError(f"this buffer belongs to run {self._config.run.name!r}, not {name!r}")
         self._store.restore(EMPTY, ())
+        self._on_drop()
         log.warning("run %s dropped by operator", name)
 
     def _edit(self, change: Callable[[Tables], Tables]) -> bool:

@@ -26,6 +26,7 @@ from buffer_service.backpressure import Backpressure, Shortfall
 from buffer_service.ingest import Ingest
 from buffer_service.inspection import Inspection, Maintenance
 from buffer_service.metrics import BufferMetrics, Scrape
+from buffer_service.prompt_texts import PromptTexts
 from buffer_service.snapshot import unpack_snapshot
 from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushResult
 from buffer_service.store.redis.store import RedisStore
@@ -71,14 +72,16 @@ class BufferService:
         self.inspection = Inspection(store, config.cadence.max_staleness)
         self.shortfall = Shortfall()
         self.backpressure = Backpressure(store, config, wanted=self._assembler.wanted)
-        self.maintenance = Maintenance(store, config)
+        self._texts = PromptTexts(store.fresh_requests)
+        self.maintenance = Maintenance(store, config, on_drop=self._texts.forget)
 
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None, spares: int | None = None) -> int:
         """See `bapo.transport.buffer_client.BufferClient` for this and the following methods.
 
-        Raises: ContractError for a re-evaluation of a step whose round was already issued.
+        Raises: ContractError for a re-evaluation of a step whose round was already issued, or for an id that stands for
+            another prompt.
         """
         again = [request for request in requests if request.purpose == "reevaluate"]
         rounds = self.store.status().reevaluation_rounds if again else {}
@@ -88,13 +91,15 @@ class BufferService:
                     f"request {request.request_id} is a re-evaluation of step {request.step}, whose round was already "
                     f"issued: send the whole round with POST /reevaluations/{request.step}"
                 )
+        self._texts.require_same(requests)
         return self.store.enqueue(requests, cursor=cursor, spares=spares)
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        """Issue the re-evaluation round of a step once. Raises: ContractError for other requests."""
+        """Issue the re-evaluation round of a step once. Raises: ContractError for other requests, as for `enqueue`."""
         for request in requests:
             if request.purpose != "reevaluate" or request.step != step:
                 raise ContractError(f"request {request.request_id} is not a re-evaluation of step {step}")
+        self._texts.require_same(requests)
         return self.store.enqueue_round(step, requests)
 
     def claim(self, worker_id: str, limit: int, policy_version: int, nonce: str = "") -> list[RolloutRequest]:
@@ -299,6 +304,7 @@ class BufferService:
         image, frames = unpack_snapshot(memoryview(data))
         self.store.restore(image, frames)
         self._ingest.forget()
+        self._texts.forget()
         self.shortfall.forget()
         log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
 

@@ -19,10 +19,12 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
+from urllib.parse import urlsplit
 
 import uvicorn
 
 from bapo.config.tree import Config
+from bapo.core.addresses import authority, http_url, is_wildcard
 from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.core.types import WeightUpdate
 from bapo.runtime.auth.api_tokens import keyring_for, listen_host
@@ -47,7 +49,6 @@ log = logging.getLogger(__name__)
 
 RELEASE_S = 2.0
 """Longest time to release the leases of a dead worker: the buffer may stop at the same time."""
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - replaced by a reachable address
 AUTOSCALER_TIMEOUT_S = 5.0
 """Request timeout of the autoscaler, which polls again, and must not delay shutdown."""
 SHUTDOWN_S = 1
@@ -81,7 +82,7 @@ def main(flags: Flags) -> None:
     keyring = keyring_for("the rollout server", host, config.security.tokens)
     listener = listen(host, port, what="the rollout server", key="rollout.port")
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
-    own_url = f"http://{host}:{listener.getsockname()[1]}"
+    own_url = http_url(host, listener.getsockname()[1])
     runner = Runner(config, flags.run, url, telemetry, own_url=own_url, one_of_several=flags.extra.one_of_several)
     app = create_app(
         runner.fleet, telemetry, keyring, store=runner.store, images=flags.run.images,
@@ -90,13 +91,19 @@ def main(flags: Flags) -> None:
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
     flags.run.write_port(ROLLOUT_SERVER, int(listener.getsockname()[1]))
-    log.info("run=%s listening on %s:%d, buffer=%s", config.run.name, *listener.getsockname()[:2], url)
+    log.info("run=%s listening on %s, buffer=%s", config.run.name, authority(*listener.getsockname()[:2]), url)
     try:
         server.run(sockets=[listener])
     finally:
         runner.stop()
     if runner.fleet.fatal is not None:
         raise runner.fleet.fatal
+
+
+def reached_at(url: str, address: str) -> str:
+    """The URL, with this address in place of a wildcard, for callers on other hosts."""
+    parts = urlsplit(url)
+    return http_url(address, parts.port or 80) if is_wildcard(parts.hostname or "") else url
 
 
 class Runner:
@@ -169,7 +176,7 @@ class Runner:
 
         node = RayNode(self._config.rollout)
         if node.is_cluster:
-            self.own_url = self.own_url.replace(f"//{EVERYWHERE}:", f"//{node.address}:")
+            self.own_url = reached_at(self.own_url, node.address)
         if node.is_bounded:
             self.autoscaler = self._make_autoscaler(room=node.room)
         node.watch(self._ended, self.fleet.stop_with)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from bapo.algorithms.settings import MAX_SECONDS, Frozen
+from bapo.core.addresses import bare_host
 
 MAXMEMORY_SHARE = 0.9
 """Share of max_memory_mb used as maxmemory. Redis counts allocated bytes; a buffer that was full for ten minutes used
 1.21 times as much resident memory."""
 
+Host = Annotated[str, AfterValidator(bare_host)]
+"""A name, an IPv4 or an IPv6 address, without a port; brackets are taken off."""
+
 
 class BufferConfig(Frozen):
     """The buffer service and its Redis."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on; overridden by BAPO_HOST."""
+    host: Host = "127.0.0.1"
+    """Address to listen on, such as 127.0.0.1, ::1 or ::; overridden by BAPO_HOST."""
     port: int = Field(8700, ge=0, le=65535)
     """Port of the API; 0: a free port."""
     url: str | None = None

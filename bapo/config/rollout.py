@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from bapo.algorithms.settings import MAX_SECONDS, Frozen
+from bapo.core.addresses import bare_host
 from bapo.core.call_limits import MAX_REQUESTS
 
 
@@ -56,7 +57,7 @@ class RolloutConfig(Frozen):
     one with the learner, set gpu_memory_utilization in `engine_options` (docs/cluster.md)."""
     weights_cache: str | None = None
     """Cache folder for weight files on hosts that cannot read the learner's; null: the temporary directory."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, AfterValidator(bare_host)] = "127.0.0.1"
     """Address of the control API; overridden by BAPO_HOST. Workers on other hosts download weights from it
     (docs/cluster.md)."""
     port: int = Field(8710, ge=0, le=65535)

@@ -18,7 +18,7 @@ from bapo.algorithms.composers.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
-from bapo.config.buffer import BufferConfig
+from bapo.config.buffer import BufferConfig, Host
 from bapo.config.layers import preset_names
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
@@ -187,7 +187,7 @@ class DashboardConfig(Frozen):
 
     enabled: bool = True
     """Whether the launcher starts it. `bapo view RUN` shows the records of a run at any time."""
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on; overridden by BAPO_HOST."""
     port: int = Field(8704, ge=0, le=65535)
     """Port of the page; 0: a free port."""

@@ -60,6 +60,8 @@ def nodes_of(environment: Mapping[str, str] = os.environ) -> Nodes:
     if number == "1":
         return ONE_HOST
     rank, address = environment.get("PET_NODE_RANK", ""), environment.get("PET_MASTER_ADDR", "")
+    if address.startswith("["):  # as in a URL; torch takes it without brackets
+        address = address.strip("[]")
     port = environment.get("PET_MASTER_PORT", str(DEFAULT_PORT))
     if not (number.isdigit() and rank.isdigit() and int(rank) < int(number) and address and port.isdigit()):
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from bapo.config.tree import Config
+from bapo.core.addresses import http_url, reachable
 from bapo.core.errors import DeadlineError
 from bapo.runtime.run_directory.layout import RunDirectory
 
@@ -23,22 +24,17 @@ def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE
     """URL of the buffer service. Raises: DeadlineError when it does not announce its port."""
     if config.buffer.url:
         return config.buffer.url
-    return f"http://{config.buffer.host}:{_port(run, BUFFER, config.buffer.port, timeout_s)}"
+    return http_url(reachable(config.buffer.host), _port(run, BUFFER, config.buffer.port, timeout_s))
 
 
 def rollout_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
     """URL of the rollout server's control API. Raises: DeadlineError when it does not announce its port."""
-    return f"http://{_reachable(config.rollout.host)}:{_port(run, ROLLOUT_SERVER, config.rollout.port, timeout_s)}"
+    return http_url(reachable(config.rollout.host), _port(run, ROLLOUT_SERVER, config.rollout.port, timeout_s))
 
 
 def dashboard_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
     """URL of the run's web page. Raises: DeadlineError when it does not announce its port."""
-    return f"http://{_reachable(config.dashboard.host)}:{_port(run, DASHBOARD, config.dashboard.port, timeout_s)}/"
-
-
-def _reachable(host: str) -> str:
-    """A wildcard address is reached on the loopback."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+    return http_url(reachable(config.dashboard.host), _port(run, DASHBOARD, config.dashboard.port, timeout_s)) + "/"
 
 
 def _port(run: RunDirectory, process: str, configured: int, timeout_s: float) -> int:

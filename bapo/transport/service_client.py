@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, SSLError
 
+from bapo.core.addresses import IN_BRACKETS
 from bapo.core.errors import (
     BY_NAME,
     BapoError,
@@ -260,7 +261,7 @@ def _problem_of(url: str) -> str:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises for an invalid port
     except ValueError as error:
-        return str(error)
+        return f"{error}{IN_BRACKETS if url.count(':') > 2 else ''}"
     if "@" in parts.netloc:
         return "it contains a user or password, which is never sent; tokens are configured separately"
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:

@@ -95,7 +95,7 @@ class RequestBody(Body):
     )
 
     request_id: Name
-    """Also the id of the group; enqueueing it again has no effect."""
+    """Also the id of the group; enqueueing it again has no effect, and is refused with another prompt."""
     prompt: PromptBody
     group_size: int = Field(ge=1, le=MAX_RESPONSES)
     purpose: Annotated[Purpose, Field(strict=False)]  # JSON contains its name

@@ -12,6 +12,7 @@ import logging
 
 import uvicorn
 
+from bapo.core.addresses import authority
 from bapo.runtime.auth.api_tokens import keyring_for, listen_host
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
@@ -37,7 +38,7 @@ def main(flags: Flags) -> None:
     ) as listener:
         if not port:
             flags.run.write_port(DASHBOARD, int(listener.getsockname()[1]))
-        log.info("run=%s listening on %s:%d", config.run.name, *listener.getsockname()[:2])
+        log.info("run=%s listening on %s", config.run.name, authority(*listener.getsockname()[:2]))
         if flags.extra.announce:
             log.info("%s", flags.extra.announce)
         uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])

@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import Receive, Scope, Send
 
 from bapo.config.load import load_resolved
+from bapo.core.addresses import bare_host, http_url, reachable
 from bapo.core.errors import BapoError
 from bapo.runtime.auth.api_tokens import keyring_for
 from bapo.runtime.auth.token_store import token_for_run
@@ -98,7 +99,7 @@ def serve(path: Path, host: str, port: int) -> None:
     app = RunFolder(resolved.parent if is_run else resolved, resolved.name if is_run else None, page_of_run)
     with listen(host, port, what="the dashboard", key="--port") as listener:
         host, port = listener.getsockname()[:2]
-        sys.stdout.write(f"serving {name} at http://{host}:{port}/  (stop with Ctrl-C)\n")
+        sys.stdout.write(f"serving {name} at {http_url(reachable(host), port)}/  (stop with Ctrl-C)\n")
         sys.stdout.flush()
         uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
@@ -112,10 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=PORT, help="port, 0 for a free one (default: %(default)s)")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the page to one file that works offline")
     flags = parser.parse_args(argv)
+    try:
+        host = bare_host(flags.host)
+    except ValueError as error:
+        parser.error(f"--host: {error}")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         if flags.export is None:
-            serve(Path(flags.run), flags.host, flags.port)
+            serve(Path(flags.run), host, flags.port)
         else:
             path = write_export(RunDirectory.open(flags.run), flags.export)
             sys.stdout.write(f"{path} ({path.stat().st_size / 1e6:.1f} MB)\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 import urllib3
 
 from bapo.config.tree import Config
+from bapo.core.addresses import http_url, reachable
 from bapo.runtime import build_info
 from bapo.runtime.auth.api_tokens import ACCEPTED, TOKEN, TOKEN_FILE
 from bapo.runtime.auth.redis_password import PASSWORD, VARIABLES, without_password
@@ -181,7 +182,7 @@ class Starter:
         if not port:
             return False
         try:
-            return self._http.request("GET", f"http://{host}:{port}/readyz").status == 200
+            return self._http.request("GET", f"{http_url(reachable(host), port)}/readyz").status == 200
         except urllib3.exceptions.HTTPError:
             return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from bapo.core.addresses import authority, reachable
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -33,7 +34,7 @@ class TargetFile:
             port = self._run.read_port(process)
             if port and process in names:
                 labels = {"run": self._name, "process": process.value}
-                targets.append({"targets": [f"{self._hosts[process]}:{port}"], "labels": labels})
+                targets.append({"targets": [authority(reachable(self._hosts[process]), port)], "labels": labels})
         text = json.dumps(targets, indent=2) + "\n"
         if text == self._written:
             return

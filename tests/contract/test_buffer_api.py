@@ -6,7 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+import msgspec
 import pytest
 import urllib3
 
@@ -50,6 +52,19 @@ def fill(client: BufferClient, *names: str, rewards: str = "11000000", step: int
     requests = [make_request(prompt_id=name, step=step) for name in names]
     client.enqueue(requests)
     client.push([pack_group(answer(request, rewards)) for request in requests])
+
+
+def test_an_id_that_stands_for_two_prompts_is_refused_and_a_repeat_is_not(client: BufferClient) -> None:
+    first, again = make_request(prompt_id="two", request_id="r1"), make_request(prompt_id="two", request_id="r2")
+    other = replace(again, prompt=msgspec.structs.replace(again.prompt, text="another text"))
+    with pytest.raises(ContractError, match="two"):
+        client.enqueue([first, other])
+    assert client.enqueue([first]) == 1, "nothing of a refused call was kept"
+    with pytest.raises(ContractError, match="two"):
+        client.enqueue([other])
+    assert (client.enqueue([first]), client.enqueue([again])) == (0, 1)
+    with pytest.raises(ContractError, match="r1"):
+        client.enqueue([make_request(prompt_id="three", request_id="r1")])
 
 
 def test_a_group_goes_from_request_to_batch_unchanged(client: BufferClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import socket
 import struct
 import threading
@@ -24,6 +25,9 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.listen import listen
+from services.launcher.doctor import checks
+from tests.support.network import needs_ipv6
 from tests.support.wait import wait_until
 
 EXTRA = {"port": 0, "buffer_url": "http://127.0.0.1:9", "one_of_several": False, "redis_url": "redis://127.0.0.1:9/0"}
@@ -87,6 +91,49 @@ def test_health_of_the_small_services_is_on_the_host_of_the_environment(monkeypa
         assert answer.read() == b"ready\n"
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("host", "caller"),
+    [
+        ("::1", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+       
+        ("localhost", "localhost"),
+    ],
+)
+def test_health_of_the_small_services_is_on_an_address_of_ipv6(
+    host: str, caller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_ipv6()
+    monkeypatch.setenv("BAPO_HOST", host)
+    port = serve_health(Telemetry(), 0, lambda: True)
+    with urllib.request.urlopen(f"http://{caller}:{port}/readyz", timeout=60) as answer:
+        assert answer.read() == b"ready\n"
+
+
+@pytest.mark.parametrize("host", ["::1", "::ffff:127.0.0.1"])
+def test_a_taken_port_and_an_address_of_another_host_are_told_apart_in_ipv6(host: str) -> None:
+    needs_ipv6()
+    with listen(host, 0, what="it", key="it.port") as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=re.escape(f"[{host}]:{port}")) as taken:
+            listen(host, port, what="it", key="it.port")
+    with pytest.raises(ConfigError, match=re.escape("[2001:db8::1]:1")) as foreign:
+        listen("2001:db8::1", 1, what="it", key="it.port")
+    assert "stop the process" in str(taken.value)
+    assert "stop the process" not in str(foreign.value)
+
+
+def test_doctor_looks_for_a_taken_port_where_the_service_will_listen() -> None:
+    needs_ipv6()
+    with listen("::1", 0, what="it", key="it.port") as listener:
+        port = listener.getsockname()[1]
+        config = Config.model_validate({"buffer": {"host": "[::1]", "port": port}})
+        assert [check.status for check in checks.ports(config, only="buffer_service")] == ["fail"]
+        elsewhere = Config.model_validate({"buffer": {"port": port}})
+        assert [check.status for check in checks.ports(elsewhere, only="buffer_service")] == ["ok"]
 
 
 # -- callers of the small server

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.load import dump_toml
+from bapo.config.load import dump_toml, load_resolved
 from bapo.core.errors import BapoError
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import buffer_url
 from tests.support.buffer_app import small_config
 from tests.support.factories import make_request
-from tests.support.network import Network
+from tests.support.network import Network, needs_ipv6
 from tests.support.redis_server import RedisServer
 from tests.support.wait import wait_until
 
@@ -43,7 +44,7 @@ def started(run: RunDirectory, *flags: str) -> Iterator[tuple[subprocess.Popen[s
     process = subprocess.Popen(command(run, *flags), stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: run.read_port("buffer_service") is not None or process.poll() is not None)
-        client = BufferClient(f"http://127.0.0.1:{run.read_port('buffer_service')}", retry_s=0.0)
+        client = BufferClient(buffer_url(load_resolved(run.config_path), run), retry_s=0.0)
         client.wait_ready(60)
         yield process, client
     finally:
@@ -74,6 +75,22 @@ def test_it_announces_its_port_and_ends_at_once_when_it_is_told_to(run: RunDirec
         assert time.monotonic() - begun < 30, "not at the end of the poll"
         waiter.join(60)
         assert answers == [[]]
+
+
+@pytest.mark.parametrize("host", ["[::1]", "::ffff:127.0.0.1"])
+def test_at_an_address_of_ipv6_it_is_found_and_finds_its_redis(host: str, tmp_path: Path, redis_url: str) -> None:
+    needs_ipv6()
+    config = small_config(run={"name": "six"}, buffer={"port": 0, "host": host})
+    run = RunDirectory.create(tmp_path / "six", dump_toml(config))
+    network, redis_port = Network(), int(redis_url.rpartition(":")[2].partition("/")[0])
+    _, port = network.add("redis", ("127.0.0.1", redis_port), ("::1", 0))
+    try:
+        with started(run, "--redis-url", f"redis://[::1]:{port}/0") as (_, client):
+            assert client.url == f"http://[{host.strip('[]')}]:{run.read_port('buffer_service')}"
+            assert client.enqueue([make_request()], cursor=1) == 1
+            assert len(client.claim("w", limit=1, policy_version=1)) == 1
+    finally:
+        network.close()
 
 
 def test_a_redis_that_hangs_is_shown_as_away_before_a_scrape_is_given_up(run: RunDirectory, tmp_path: Path) -> None:

@@ -21,12 +21,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 LASTING = ("frozen", "refused", "dribbling")
 MOMENTARY = ("reset", "half_closed")
 CHUNK = 1 << 16
 DRIBBLE_BYTES, DRIBBLE_PAUSE_S = 97, 0.002
 LINGER_0 = struct.pack("ii", 1, 0)
 Address = tuple[str, int] | Path
+
+
+def needs_ipv6() -> None:
+    """Skip where this machine has no ::1."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return
+    except OSError as error:
+        pytest.skip(f"this machine has no ::1: {error.strerror}")
 
 
 class Link:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from bapo.core.addresses import bare_host, is_loopback
 from bapo.core.errors import AccessError, ConfigError
 from bapo.runtime.logs import RateLimitedFilter
 
@@ -208,8 +208,14 @@ def _parse(text: str, where: str) -> tuple[tuple[Role, str], ...]:
 
 
 def listen_host(flag: str | None, configured: str) -> str:
-    """The address to listen on: from the command line, BAPO_HOST, or the config, in this order."""
-    return flag or os.environ.get(LISTEN_HOST) or configured
+    """The address to listen on: from the command line, BAPO_HOST, or the config, in this order.
+
+    Raises: ConfigError for what is no host.
+    """
+    try:
+        return bare_host(flag or os.environ.get(LISTEN_HOST) or configured)
+    except ValueError as error:
+        raise ConfigError(f"{'--host' if flag else LISTEN_HOST}: {error}") from error
 
 
 def keyring_for(what: str, host: str, policy: str) -> Keyring | None:
@@ -235,13 +241,3 @@ def keyring_for(what: str, host: str, policy: str) -> Keyring | None:
         "(create it with `bapo tokens create FOLDER`), or listen on 127.0.0.1, or set "
         'security.tokens = "off" in a private network'
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this address is only reachable from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -18,8 +18,9 @@ import secrets
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from bapo.core.addresses import IN_BRACKETS, is_loopback
 from bapo.core.errors import ConfigError
-from bapo.runtime.auth.api_tokens import digest, is_loopback
+from bapo.runtime.auth.api_tokens import digest
 from bapo.runtime.auth.token_store import TOKEN_BYTES, write_private
 from bapo.runtime.run_directory.files import storing
 
@@ -91,7 +92,7 @@ def problem_of_url(url: str) -> str:
     try:
         parts.port  # noqa: B018 - parses it
     except ValueError as error:
-        return f"has no port: {error}"
+        return f"has no port that can be read: {error}{IN_BRACKETS if parts.netloc.count(':') > 2 else ''}"
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         return f"has database {parts.path.strip('/')!r}: Redis databases are numbers"
     return ""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -26,6 +26,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 
 import bapo
+from bapo.core.addresses import authority, to_bind
 from bapo.core.errors import ConfigError
 from bapo.runtime import build_info
 from bapo.runtime.auth.api_tokens import TOKEN_FILE, Keyring, Role, keyring_for, listen_host
@@ -186,7 +187,8 @@ class HealthServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._since: dict[socket.socket, float] = {}
-        super().__init__(address, handler)
+        self.address_family, bound = to_bind(*address)
+        super().__init__(cast(Any, bound), handler)
 
     def verify_request(self, request: Any, client_address: object) -> bool:
         """Whether another connection is allowed."""
@@ -233,7 +235,7 @@ def serve_health(
     try:
         server = HealthServer((host, port), handler)
     except OSError as error:
-        raise ConfigError(f"cannot serve health and metrics on {host}:{port}: {error.strerror}") from error
+        raise ConfigError(f"cannot serve health and metrics on {authority(host, port)}: {error.strerror}") from error
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return int(server.server_address[1])
 

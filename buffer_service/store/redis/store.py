@@ -273,7 +273,7 @@ class RedisStore:
         )
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
-        """The requests of fresh groups; None for a group that was consumed meanwhile."""
+        """The requests of fresh groups, and open ones; None for a group that was consumed meanwhile."""
         blobs = self._hash_values("requests", group_ids)
         return [None if blob is None else unpack_request(blob) for blob in blobs]
 

@@ -24,6 +24,7 @@ from bapo.analysis.trackers.base import refuse_unusable
 from bapo.config.advice import lower
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
+from bapo.core.addresses import authority, to_bind
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
 from bapo.core.plugins import module_names
 from bapo.runtime.attention_windows import shortest_window
@@ -227,15 +228,16 @@ def ports(config: Config, *, with_learner: bool = True, only: str | None = None)
             continue
         host = hosts.get(key, LOOPBACK)
         try:
-            with socket.socket() as probe:
+            family, address = to_bind(host, port)
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
                 # As the servers do: they can use a port in TIME_WAIT.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
+                probe.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 taken[port] = key
                 continue
-            detail = f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another host or port"
+            detail = f"{key}: cannot listen on {authority(host, port)}: {error.strerror}; choose another host or port"
             yield Check(name=f"port {port} ({process})", status="fail", detail=detail)
         else:
             yield Check(name=f"port {port} ({process})", status="ok", detail="free")
