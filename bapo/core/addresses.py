@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Any
 
 IPV4_LOOPBACK, IPV6_LOOPBACK = "127.0.0.1", "::1"
 IN_BRACKETS = "; in a URL an IPv6 address has brackets: http://[::1]:8700"
@@ -44,7 +45,7 @@ def http_url(host: str, port: int) -> str:
     return f"http://{authority(host, port)}"
 
 
-def to_bind(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:
+def to_bind(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Family and address for `socket.bind`; of a name with both, IPv4. Raises: OSError for an unknown name."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)

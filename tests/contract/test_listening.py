@@ -99,7 +99,6 @@ def test_health_of_the_small_services_is_on_the_host_of_the_environment(monkeypa
         ("::1", "[::1]"),
         ("[::1]", "[::1]"),
         ("::ffff:127.0.0.1", "127.0.0.1"),
-       
         ("localhost", "localhost"),
     ],
 )

@@ -18,7 +18,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -188,7 +188,7 @@ class HealthServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._since: dict[socket.socket, float] = {}
         self.address_family, bound = to_bind(*address)
-        super().__init__(cast(Any, bound), handler)
+        super().__init__(bound, handler)
 
     def verify_request(self, request: Any, client_address: object) -> bool:
         """Whether another connection is allowed."""
