@@ -151,8 +151,7 @@ ADVICE = (
            "optim_args adam_epsilon optim_target_modules",
            "*.optimizer *.optimizer_impl *.override_optimizer_config"),
     Advice("not there: the loss has no such term", "label_smoothing_factor neftune_noise_alpha router_aux_loss_coef"),
-    Advice("not there: run.seed fixes the order of the data, but concurrent sampling is not repeated (docs/faq.md)",
-           "full_determinism", "*.full_determinism"),
+    Advice("use run.deterministic", "full_determinism", "*.full_determinism"),
     Advice("not needed: every worker samples with vLLM", "use_transformers_paged use_transformers_continuous_batching "
            "transformers_continuous_batching_config cache_implementation",
            "*.rollout.name *.rollout.mode *.engine_kwargs.sglang *.rollout.load_format *.rollout.logprobs_mode "
