@@ -52,6 +52,7 @@ class ImportGraph:
     packages: Sequence[str]
     _read: dict[str, FileImports] = field(default_factory=dict)
 
+    @cache  # noqa: B019 - one graph lives as long as the tests
     def reach(self, entry: str, *, starts_only: bool = False) -> Reached:
         """All that `python -m ENTRY` can import; with `starts_only`, what it imports before its first statement."""
         if not self.is_own(entry):
@@ -78,7 +79,7 @@ class ImportGraph:
         """Whether it belongs to one of the packages."""
         return name.partition(".")[0] in self.packages
 
-    @cache  # noqa: B019 - one graph lives as long as the tests
+    @cache  # noqa: B019 - as above
     def file_of(self, module: str) -> Path | None:
         """Its source; None if there is no such module."""
         path = self.root.joinpath(*module.split("."))
