@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from bapo.core.errors import ConfigError
+from bapo.core.errors import ConfigError, ContractError
 
 NAME = "packed"
 """Name registered in transformers; no mask function has this name, so transformers builds no mask."""
@@ -60,9 +60,10 @@ def pack_rows(rows: Sequence[NDArray[np.int64]], num_tokens: int, device: torch.
 
     Args:
         rows: per sequence the indices of its packed tokens, in order; together they cover every token.
+    Raises: ContractError if they do not: the attention of such a token would be read from unset memory.
     """
     order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    buckets, places_N, start = [], np.empty(num_tokens, dtype=np.int64), 0
+    buckets, places_N, start = [], np.full(num_tokens, -1), 0
     while order:
         width = len(rows[order[0]])
         num_rows = sum(len(rows[row]) >= NARROWEST * width for row in order)
@@ -75,6 +76,8 @@ def pack_rows(rows: Sequence[NDArray[np.int64]], num_tokens: int, device: torch.
         start += num_rows * width
         tensor = torch.from_numpy(tokens_RW.reshape(-1)).to(device)
         buckets.append(Bucket(tokens_RW=tensor, num_rows=num_rows, width=width))
+    if num_apart := int((places_N < 0).sum()):
+        raise ContractError(f"{num_apart} of {num_tokens} packed tokens belong to no sequence")
     longest = max(bucket.width for bucket in buckets)
     return Packing(buckets=tuple(buckets), places_N=torch.from_numpy(places_N).to(device), longest=longest)
 

@@ -244,18 +244,23 @@ class _Weights:
 
 
 def _split(group: Piece, limit: int, weights: _Weights) -> list[Piece]:
-    """Split a group into few pieces of similar size with at most `limit` packed tokens, or a single response."""
+    """Split a group into few pieces of similar size with at most `limit` packed tokens, or a single response.
+
+    Every piece has a response: a response of one token adds none, so of pieces of one size the one with
+    fewer responses gets the next.
+    """
     prompt = weights.prompts[group.group]
     order = sorted(group.responses, key=lambda response: -weights.responses[response])
     num = max(1, -(-sum(weights.responses[response] for response in order) // max(1, limit - prompt)))
     while True:
         num = min(num, len(order))
-        sizes, parts = [prompt] * num, [list[int]() for _ in range(num)]
+        parts = [list[int]() for _ in range(num)]
+        smallest = [(prompt, 0, i) for i in range(num)]
         for response in order:
-            smallest = sizes.index(min(sizes))
-            sizes[smallest] += weights.responses[response]
-            parts[smallest].append(response)
-        if max(sizes) <= limit or num == len(order):
+            size, count, i = smallest[0]
+            parts[i].append(response)
+            heapq.heapreplace(smallest, (size + weights.responses[response], count + 1, i))
+        if max(smallest)[0] <= limit or num == len(order):
             return [Piece(group=group.group, responses=tuple(sorted(part))) for part in parts]
         num += 1
 

@@ -18,7 +18,15 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.distributed.world import join, leave
 from learner.startup import load_state, newest_checkpoint, republish
-from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
+from tests.support.learner import (
+    CPU,
+    FakeBuffer,
+    FakeFleet,
+    learner_config,
+    make_test_learner,
+    random_batch,
+    with_one_token,
+)
 
 METER_FILE = "meter.json"
 
@@ -41,8 +49,15 @@ def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int, s
 
 
 def batch_of(step: int) -> Batch:
-    """7 groups: by 3, three mini-batches of 3, 2 and 2. Step 2 has one group, so that a rank is sometimes idle."""
-    return random_batch(num_groups=1 if step == 2 else 7, step=step)
+    """7 groups: by 3, three mini-batches of 3, 2 and 2. Step 2 has one group, so that a rank is sometimes idle.
+
+    All responses of step 2 have one token, and a third of those of step 4, which pack none: with the lengths of this
+    seed, two ranks share a group that has more such responses than parts.
+    """
+    if step == 4:
+        return with_one_token(random_batch(num_groups=7, step=4, seed=67), every=3)
+    batch = random_batch(num_groups=1 if step == 2 else 7, step=step)
+    return with_one_token(batch, every=1) if step == 2 else batch
 
 
 def main(

@@ -164,6 +164,27 @@ def with_truncated(batch: Batch) -> Batch:
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
+def with_one_token(batch: Batch, every: int) -> Batch:
+    """Every `every`-th response ends after its first token, and every other group has a prompt of one token."""
+    entries = []
+    for number, entry in enumerate(batch.entries):
+        group = entry.group
+        ends = np.cumsum(group.lengths)
+        lengths = np.where(np.arange(group.size) % every == 0, 1, group.lengths).astype(np.int32)
+        kept = np.concatenate(
+            [np.arange(end - old, end)[:new] for end, old, new in zip(ends, group.lengths, lengths, strict=True)]
+        )
+        group = dataclasses.replace(
+            group,
+            prompt_token_ids=group.prompt_token_ids[:1] if number % 2 else group.prompt_token_ids,
+            token_ids=group.token_ids[kept],
+            rollout_logprobs=group.rollout_logprobs[kept],
+            lengths=lengths,
+        )
+        entries.append(dataclasses.replace(entry, group=group))
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
 def with_supervised(batch: Batch, *numbers: int) -> Batch:
     """These entries become of kind sft, with an expert's only response."""
     entries = list(batch.entries)

@@ -6,12 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo.core.errors import ContractError
 from bapo.core.types import Batch, BatchEntry, Origin
-from learner.batch.packing import Columns, PassCost, Piece, columns_of, microbatches_of, minibatches, plan_passes
+from learner.batch.packing import (
+    TOKENS_ONLY,
+    Columns,
+    PassCost,
+    Piece,
+    build,
+    columns_of,
+    microbatches_of,
+    minibatches,
+    plan_passes,
+)
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import CPU, learner_config, random_batch
 
@@ -207,6 +218,48 @@ def test_every_response_token_is_trained_once_whatever_the_budget_and_the_ranks(
     want = [i for r in responses for i in range(int(columns.starts_R[r]), int(columns.starts_R[r + 1]))]
     assert sorted(slots) == want
     assert all(micro.num_tokens <= budget for micros in per_rank for micro in micros)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "budget", "num_ranks"),
+    [
+        ([98], [[136, 15, 1, 1]], 456, 4),
+        ([56, 69], [[112, 211, 18, 85], [185, 1, 1, 43]], 320, 2),
+        ([3], [[1, 1, 1]], 4, 8),
+        ([1, 1], [[1, 1], [1, 1]], 1, 3),
+        ([50, 2], [[1, 1, 1, 1], [1, 30, 1, 1]], 20, 2),  # a prompt and a response longer than the budget
+    ],
+)
+def test_responses_of_one_token_which_pack_none_leave_no_piece_empty(
+    prompts: list[int], lengths: list[list[int]], budget: int, num_ranks: int
+) -> None:
+    assert_everything_is_packed(plain_columns(prompts, lengths), budget, num_ranks)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.1, 0.3, 0.5, 1.0]), num_ranks=st.integers(1, 8))
+def test_every_packed_token_is_in_a_sequence_however_many_responses_have_one_token(
+    seed: int, share: float, num_ranks: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [np.where(rng.random(8) < share, 1, rng.integers(1, 240, 8)).tolist() for _ in range(rng.integers(1, 9))]
+    columns = plain_columns(rng.integers(1, 120, len(sizes)).tolist(), sizes)
+    assert_everything_is_packed(columns, int(rng.integers(120, 900)), num_ranks)
+
+
+def assert_everything_is_packed(columns: Columns, budget: int, num_ranks: int) -> None:
+    """Every response once, none of the pieces empty, every packed token in an attention row."""
+    for cost in (TOKENS_ONLY, OF_8B):
+        turns = plan(columns, budget=budget, num_ranks=num_ranks, cost=cost)
+        assert all(len(turn) == num_ranks for turn in turns)
+        packed = [pieces for turn in turns for pieces in turn]
+        assert all(piece.responses for pieces in packed for piece in pieces)
+        found = [response for pieces in packed for piece in pieces for response in piece.responses]
+        assert sorted(found) == list(range(len(columns.group_R)))
+        for pieces in packed:
+            micro = build(columns, pieces, CPU)
+            gathered_N = torch.cat([bucket.tokens_RW for bucket in micro.packing.buckets])[micro.packing.places_N]
+            assert gathered_N.tolist() == list(range(micro.num_tokens))
 
 
 def test_the_order_of_groups_depends_on_seed_step_and_epoch_alone() -> None:

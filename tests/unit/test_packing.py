@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from bapo.core.errors import ConfigError
+from bapo.core.errors import ConfigError, ContractError
 from learner.batch.packed_attention import NARROWEST, pack_rows
 from learner.batch.packing import Piece, build, columns_of
 from learner.model.policy import Policy, check_head
@@ -155,6 +155,11 @@ def test_at_most_a_fifth_of_a_row_is_padding_and_every_token_has_a_place(lengths
     for width, length in zip(widths, sorted(lengths, reverse=True), strict=True):
         assert NARROWEST * width <= length <= width
     assert packing.longest == max(lengths)
+
+
+def test_packed_tokens_of_no_sequence_are_refused_instead_of_read_from_unset_memory() -> None:
+    with pytest.raises(ContractError):
+        pack_rows([np.arange(3)], 5, CPU)
 
 
 def test_a_model_whose_head_is_more_than_a_matrix_is_refused_at_start() -> None:
