@@ -75,7 +75,8 @@ class LossConfig(Frozen):
     """Factor on the advantages of X3."""
     x3_baseline: Literal["stored", "current"] = "stored"
     """Baseline of the advantages of X3: mean and deviation of the stored rewards (eq. 2), or of what pi_theta_t would
-    reach, estimated from the group by importance sampling; then groups that are solved or lost are skipped."""
+    reach, estimated from the group by importance sampling; then groups that are solved or lost (this estimate is
+    outside [1/2G, 1 - 1/2G]) are skipped."""
     x3_min_ess: float | None = Field(None, gt=0, le=1)
     """Skip X3 groups whose effective sample size is below this; null: none."""
     kl_coef: float = Field(0.001, ge=0)

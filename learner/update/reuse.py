@@ -2,13 +2,16 @@
 
     W_j = prod_t pi_theta_t(y_jt | .) / alpha_B(y_jt | .)      over the whole response j of the group
     ess = (sum_j W_j)^2 / (G sum_j W_j^2)                      1/G (one response counts) .. 1 (all count alike)
-    J   = sum_j W_j r_j / sum_j W_j                            the mean reward that pi_theta_t would have
+    J   = sum_j W_j r_j / sum_j W_j                            the mean reward that pi_theta_t would have;
+                                                               here every W_j is at least e^-5 of the largest
 
     loss.x3_min_ess      groups of X3 below it are excluded from loss and denominators of the step
     loss.x3_baseline     current: A_j = (r_j - J) / sqrt(J (1 - J) + eps) instead of the mean and deviation of the day
                          on which the group was sampled (eq. 2), which push what has been learned since once more;
-                         groups with J outside [1/G, (G-1)/G] are excluded, as the online filter does with fresh ones
+                         groups with J outside [1/2G, 1 - 1/2G] are excluded: less than half a response from all wrong
+                         or all right
 
+Every response of the group counts, also one whose stored advantage is 0; not those that the overlong filter left out.
 The log-probs of pi_theta_t are those of the decoupled loss, but are needed before the first mini-batch.
 Suffixes: E groups of the batch, R responses, M response tokens.
 """
@@ -27,8 +30,8 @@ from learner.batch.packing import Columns, Int64s
 from learner.update.step_state import StepInputs
 
 MAX_LOG_WEIGHT = 5.0
-"""Nats between the largest and the smallest log W_j of a group in J: a response that pi_theta_t has left counts little,
-but not as nothing."""
+"""Most nats between the largest and the smallest log W_j of a group in J: a response that pi_theta_t has left counts
+little, but not as nothing."""
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 
@@ -39,9 +42,9 @@ def reused_groups(inputs: StepInputs) -> Int64s:
 
 
 def reused_responses(inputs: StepInputs) -> Int64s:
-    """Their computed responses."""
+    """Their responses, without those left out of the step."""
     responses = inputs.columns.responses_of(reused_groups(inputs).tolist())
-    return responses[inputs.active_R[responses]]
+    return responses[~inputs.columns.left_out_R[responses]]
 
 
 def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple[StepInputs, dict[str, float]]:
@@ -56,7 +59,7 @@ def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple
     if settings.x3_baseline == "current":
         rate_E = current_pass_rates(inputs, log_weight_R, groups)
         size_E = np.array([inputs.batch.entries[group].group.size for group in groups])
-        # Half a response from the end: rounding must not decide about a group with one success.
+        # Not 1/G: rounding must not decide about a group with one success.
         is_dropped_E |= (rate_E * size_E < 0.5) | (rate_E * size_E > size_E - 0.5)
         facts["x3_pass_rate"] = float(rate_E.mean())
         inputs = with_current_baseline(inputs, groups, rate_E, config)
@@ -77,7 +80,7 @@ def group_ess(columns: Columns, log_weight_R: Float64s, groups: Int64s) -> Float
 
 
 def current_pass_rates(inputs: StepInputs, log_weight_R: Float64s, groups: Int64s) -> Float64s:
-    """[len(groups)] J of each of these groups, with log W_j limited to +-MAX_LOG_WEIGHT around the largest."""
+    """[len(groups)] J of each of these groups, with log W_j at least the largest minus MAX_LOG_WEIGHT."""
     return np.array(
         [
             _pass_rate(log_weight_R[inputs.columns.group_R == group], inputs.batch.entries[group].group.rewards)
@@ -96,7 +99,7 @@ def with_current_baseline(inputs: StepInputs, groups: Int64s, rate_E: Float64s, 
         advantage_R[columns.group_R == group] = (
             entry_factor(entry, config) * centered / np.sqrt(rate * (1 - rate) + eps)
         )
-    return inputs.with_advantages(advantage_R)
+    return inputs.with_advantages(advantage_R, config.loss)
 
 
 def _ess(log_weights: Float64s) -> float:

@@ -91,10 +91,15 @@ class StepInputs:
             plan=_plan(self.batch, config, frozenset(groups.tolist())),
         )
 
-    def with_advantages(self, advantage_R: NDArray[np.float32]) -> Self:
-        """The step with other advantages of its responses."""
+    def with_advantages(self, advantage_R: NDArray[np.float32], settings: LossConfig) -> Self:
+        """The step with other advantages of its responses; computes those that no longer have 0."""
+        columns = replace(self.columns, advantage_R=advantage_R)
+        advantage_M = np.repeat(advantage_R, columns.lengths_R)
         return replace(
-            self, columns=replace(self.columns, advantage_R=advantage_R), advantage_M=self.spread(advantage_R)
+            self,
+            columns=columns,
+            advantage_M=self.spread(advantage_R),
+            active_R=_active(columns, advantage_M, settings),
         )
 
 
@@ -138,13 +143,11 @@ def step_inputs(batch: Batch, config: Config, device: torch.device, images: Imag
         advantage_M = token_advantages(batch, config).astype(np.float32)
     else:
         advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
-    has_advantage_R = np.add.reduceat(advantage_M != 0, columns.starts_R[:-1]) > 0
-    active_R = has_advantage_R | adds_without_advantage(config.loss)
     return StepInputs(
         batch=batch,
         columns=columns,
         plan=_plan(batch, config),
-        active_R=active_R & ~columns.left_out_R & ~columns.sft_R,
+        active_R=_active(columns, advantage_M, config.loss),
         rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
         advantage_M=torch.from_numpy(advantage_M).to(device),
         expert_M=torch.from_numpy(np.repeat(columns.expert_R, columns.lengths_R)).to(device),
@@ -214,6 +217,13 @@ def adds_without_advantage(settings: LossConfig) -> bool:
         or settings.advantage == "gae"
         or settings.importance_denominator == "kept"
     )
+
+
+def _active(columns: Columns, advantage_M: NDArray[np.float32], settings: LossConfig) -> NDArray[np.bool_]:
+    """[R] responses that contribute to the loss or its gradient."""
+    has_advantage_R = np.add.reduceat(advantage_M != 0, columns.starts_R[:-1]) > 0
+    active_R: NDArray[np.bool_] = has_advantage_R | adds_without_advantage(settings)
+    return active_R & ~columns.left_out_R & ~columns.sft_R
 
 
 def _plan(batch: Batch, config: Config, left_out: frozenset[int] = frozenset()) -> tuple[tuple[int, ...], ...]:

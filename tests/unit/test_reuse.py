@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from bapo.config.tree import Config
-from bapo.core.types import Batch, Group, Origin
+from bapo.core.types import Batch, BatchEntry, Group, Origin
 from learner.batch.packing import columns_of
 from learner.update.anchors import GenerationMemory
 from learner.update.reuse import group_ess, response_log_weights, reused_groups, reused_responses, weigh_reused
@@ -142,3 +143,81 @@ def test_the_baseline_of_today_is_the_pass_rate_under_the_current_policy() -> No
     assert facts["x3_pass_rate"] == pytest.approx(0.5)
     assert step.advantage_M.tolist() == pytest.approx([1, 1, -1, -1, -1, -1, -1, -1], abs=1e-5)
     assert step.columns.advantage_R.tolist() == pytest.approx([1, -1, -1, -1], abs=1e-5)
+
+
+def three_responses(log_weights: tuple[float, float, float], rewards: tuple[float, float, float]) -> Group:
+    """One token each, to which pi_theta_t gives probability 1."""
+    return replace(make_group(rewards=rewards, lengths=[1, 1, 1]), rollout_logprobs=alpha_of(log_weights))
+
+
+def alpha_of(log_weights: Sequence[float]) -> np.ndarray:
+    """[G] log-probs of single tokens, at most 0, that give these log W_j but for a constant, which changes nothing."""
+    return (min(log_weights) - np.array(log_weights)).astype(np.float32)
+
+
+def test_a_response_at_the_stored_mean_counts_in_the_baseline_of_today_and_trains_against_it() -> None:
+    # r = [0, 1, 1/2]: the stored mean is 1/2, so the stored advantage of the third is 0.
+    # W = e^[-.246, .533, -.466] = [.78192, 1.70404, .62751], sum 3.11347
+    # J = (1.70404 + .62751 / 2) / 3.11347 = .64809, sqrt(J (1 - J)) = .47757
+    # (r - J) / .47757 = [-1.3571, .7369, -.3101], times x3_weight .5 and the entry's .5 = [-.3393, .1842, -.0775]
+    # ess = 3.11347^2 / (3 (.61140 + 2.90375 + .39377)) = 9.69370 / 11.72676 = .82663
+    group = three_responses((-0.246, 0.533, -0.466), (0.0, 1.0, 0.5))
+    entry = BatchEntry(origin=Origin.X3, group=group, weight=0.5)
+    batch = replace(make_batch(groups=[group]), entries=(entry,))
+    step, facts = weighed(config_of(x3_baseline="current", x3_weight=0.5), batch)
+    assert step.columns.advantage_R.tolist() == pytest.approx([-0.3393, 0.1842, -0.0775], abs=1e-4)
+    assert step.advantage_M.tolist() == pytest.approx([-0.3393, 0.1842, -0.0775], abs=1e-4)
+    assert step.active_R.tolist() == [True, True, True], "the third has an advantage now"
+    assert facts["x3_pass_rate"] == pytest.approx(0.64809, abs=1e-5)
+    assert facts["x3_group_ess"] == pytest.approx(0.82663, abs=1e-5)
+
+
+def test_a_response_at_the_baseline_of_today_needs_no_pass() -> None:
+    # W = [1, 2, 1]: J = (0 + 2 / 2 + 1) / 4 = 1/2, the reward of the second, whose advantage was stored as 0 too.
+    group = three_responses((0.0, math.log(2), 0.0), (0.0, 0.5, 1.0))
+    step, _ = weighed(config_of(x3_baseline="current"), make_batch(groups=[group], origins=[Origin.X3]))
+    assert step.columns.advantage_R.tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+    # W = [1, 1, 2]: J = (1/2 + 2) / 4 = 5/8; sqrt(15/64) = .48412: [-1.2910, -.2582, .7746]
+    group = three_responses((0.0, 0.0, math.log(2)), (0.0, 0.5, 1.0))
+    step, _ = weighed(config_of(x3_baseline="current"), make_batch(groups=[group], origins=[Origin.X3]))
+    assert step.columns.advantage_R.tolist() == pytest.approx([-1.2910, -0.2582, 0.7746], abs=1e-4)
+
+
+def test_a_response_that_the_policy_has_left_counts_e_to_the_minus_5_of_the_likeliest() -> None:
+    # J = e^-5 / (1 + e^-5) = .0066929; without the floor it would be e^-60.
+    _, facts = weighed(config_of(x3_baseline="current"), batch_of((Origin.X3, (0.0, 60.0))))
+    assert facts["x3_pass_rate"] == pytest.approx(0.0066929, abs=1e-6)
+    # The effective sample size has no floor: (1 + e^-60)^2 / (2 (1 + e^-120)) = 1/2
+    assert facts["x3_group_ess"] == pytest.approx(0.5, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rate", "is_dropped"),
+    [
+        ("1000", 0.12, True),  # below 1/2G = 1/8
+        ("1000", 0.13, False),
+        ("1110", 0.87, False),
+        ("1110", 0.88, True),  # above 1 - 1/2G = 7/8
+    ],
+)
+def test_groups_less_than_half_a_response_from_all_wrong_or_all_right_are_dropped(
+    rewards: str, rate: float, is_dropped: bool
+) -> None:
+    # The response that stands alone has weight W, the three others 1: its share is W / (W + 3).
+    share = rate if rewards == "1000" else 1 - rate
+    alone = math.log(3 * share / (1 - share))
+    log_weights = [alone, 0.0, 0.0, 0.0] if rewards == "1000" else [0.0, 0.0, 0.0, alone]
+    group = make_group(rewards=rewards, lengths=[1, 1, 1, 1])
+    group = replace(group, rollout_logprobs=alpha_of(log_weights))
+    step, facts = weighed(config_of(x3_baseline="current"), make_batch(groups=[group], origins=[Origin.X3]))
+    assert facts["x3_pass_rate"] == pytest.approx(rate, abs=1e-6)
+    assert (facts["x3_left_out"], len(step.plan)) == ((1, 0) if is_dropped else (0, 1))
+
+
+def test_the_floor_of_the_effective_sample_size_is_inclusive() -> None:
+    alike = batch_of((Origin.X3, (0.0, 0.0)))  # ess = 1
+    assert weighed(config_of(x3_min_ess=1.0), alike)[1]["x3_left_out"] == 0
+    # (1 + 3)^2 / (2 (1 + 9)) = .8
+    for floor, left_out in ((0.79, 0), (0.81, 1)):
+        step = weighed(config_of(x3_min_ess=floor), batch_of((Origin.X3, (0.0, math.log(3)))))
+        assert step[1]["x3_left_out"] == left_out
