@@ -255,6 +255,7 @@ class SegmentedEngine:
         limit: int,
         store: PartialRolloutStore,
         on_pause: Callable[[str, bool], None] = lambda request_id, paused: None,
+        on_refusal: Callable[[str, ContractError], None] = lambda request_id, error: None,
         now: Callable[[], float] = time.monotonic,
         idle_s: float | None = None,
     ) -> None:
@@ -262,10 +263,11 @@ class SegmentedEngine:
         Args:
             limit: response length limit, in tokens.
             on_pause: called when a group begins (True) or ends (False) to wait for its next budget.
+            on_refusal: called when the engine cannot continue a group.
         """
         self._engine, self._store = engine, store
         self._budget, self._limit = budget, limit
-        self._on_pause, self._now = on_pause, now
+        self._on_pause, self._on_refusal, self._now = on_pause, on_refusal, now
         self._idle_s = IDLE_S if idle_s is None else idle_s
         self._requests: dict[str, RolloutRequest] = {}
         self._drafts: dict[str, Draft] = {}
@@ -395,7 +397,11 @@ class SegmentedEngine:
         for request_id in due:
             del self._paused[request_id]
             self._on_pause(request_id, False)
-            self._continue(self._drafts[request_id])
+            try:
+                self._continue(self._drafts[request_id])
+            except ContractError as error:
+                self.abort(request_id)
+                self._on_refusal(request_id, error)
 
     def _continue(self, draft: Draft) -> None:
         rows = draft.unfinished

@@ -4,7 +4,8 @@
                                                                                        next: worker.py, delivery.py
 
 A weight update is thus atomic between two steps, without a lock. An exception of the engine ends the thread: `died` is
-called once, and every pending and later call fails.
+called once, and every pending and later call fails. A caller may cancel its future, as asyncio does when a client hangs
+up: work that has not begun is not run, work that has begun ends, and the thread goes on.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class _Work:
 
     function: Callable[[Engine], Any]
     future: Future[Any]
+    reads: bool
+    """It changes nothing in the engine, so its error is its caller's alone."""
 
 
 class Sampler:
@@ -92,7 +95,7 @@ class Sampler:
             try:
                 engine.submit(request, request.max_response_tokens)
             except ContractError as error:
-                self._listener.refused(request.request_id, error)
+                self._refuse(request.request_id, error)
 
         self.call(begin)
 
@@ -100,9 +103,12 @@ class Sampler:
         """Stop sampling a group, without a callback."""
         self.call(lambda engine: engine.abort(request_id))
 
-    def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
-        """Run `function` between two steps. If it raises, the engine is dead."""
-        work = _Work(function, Future())
+    def call(self, function: Callable[[Engine], Result], *, reads: bool = False) -> Future[Result]:
+        """Run `function` between two steps. If it raises, the engine is dead, unless `function` only reads.
+
+        Returns: its result. Cancelled before it began, `function` is not run; afterwards it cannot be cancelled.
+        """
+        work = _Work(function, Future(), reads)
         with self._lock:
             if self._dead is None:
                 self._inbox.put(work)
@@ -128,7 +134,7 @@ class Sampler:
         try:
             while self._do_inbox(engine):
                 self._step(engine)
-        except Exception as error:  # engines raise anything; the worker must fail
+        except BaseException as error:  # engines raise anything, also SystemExit; the worker must fail
             log.exception("the engine died")
             self._die(error)
             self._listener.died(error)
@@ -143,10 +149,14 @@ class Sampler:
             work = self._inbox.get()
             if work is None:
                 return False
+            if not work.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
+                continue
             try:
                 result = work.function(engine)
             except BaseException as error:  # the caller waits for the future
                 work.future.set_exception(error)
+                if work.reads and isinstance(error, Exception):
+                    continue
                 raise
             self._version = engine.policy_version
             work.future.set_result(result)
@@ -158,14 +168,24 @@ class Sampler:
         self._step_began = None
         self._occupancy = engine.occupancy
         for group in groups:
-            self._listener.sampled(group)
+            try:
+                self._listener.sampled(group)
+            except Exception as error:  # of one group: the engine and the other groups are as they were
+                log.exception("group %s was sampled, but could not be passed on", group.request_id)
+                self._refuse(group.request_id, ContractError(f"{type(error).__name__}: {error}"))
+
+    def _refuse(self, request_id: str, error: ContractError) -> None:
+        try:
+            self._listener.refused(request_id, error)
+        except Exception:  # as above
+            log.exception("group %s: the failure could not be reported", request_id)
 
     def _die(self, error: BaseException) -> None:
         with self._lock:
             self._dead = error
             while not self._inbox.empty():
                 work = self._inbox.get()
-                if work is not None:
+                if work is not None and work.future.set_running_or_notify_cancel():
                     work.future.set_exception(self._lost())
 
     def _lost(self) -> UnavailableError:

@@ -30,7 +30,7 @@ from bapo.tasks.base import HasImages
 from bapo.tasks.registry import load_task
 from rollout_server.delivery import Buffer, Delivery, Grader, guarded_thread
 from rollout_server.engines.base import INITIAL_VERSION, Engine, SampledGroup, no_image
-from rollout_server.experts import Experts
+from rollout_server.experts import Experts, NoExpertError
 from rollout_server.leases import Leases
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
 from rollout_server.sampler import Sampler
@@ -263,6 +263,7 @@ class Worker:
             limit=rollout.max_response_tokens,
             store=self._partial,
             on_pause=self._leases.pause,
+            on_refusal=self.refused,
         )
 
     def _solution(self, prompt: Prompt) -> str | None:
@@ -271,8 +272,13 @@ class Worker:
         return self._grader.expert(prompt)
 
     def _encode(self, text: str) -> Int32s:
-        """[L] token ids of a text, computed between two engine steps."""
-        return self._sampler.call(lambda engine: engine.encode_response(text)).result()
+        """[L] token ids of a text, computed between two engine steps. Raises: NoExpertError; UnavailableError."""
+        try:
+            return self._sampler.call(lambda engine: engine.encode_response(text), reads=True).result()
+        except UnavailableError:
+            raise
+        except Exception as error:  # tokenizers raise anything; this group fails alone
+            raise NoExpertError(f"the expert's text has no tokens: {type(error).__name__}: {error}") from error
 
     def refused(self, request_id: str, error: ContractError) -> None:
         """Listener: the engine cannot sample this request (called by the sampling thread)."""

@@ -100,6 +100,29 @@ def by_versions(engine: SegmentedEngine, versions: Sequence[int]) -> list[Sample
     return found
 
 
+class Refusing(Counting):
+    """Cannot continue a response."""
+
+    def resume(self, part: Continuation) -> None:
+        if part.row == 2:
+            raise ContractError("no room for this prompt")
+        super().resume(part)
+
+
+def test_a_group_that_the_engine_cannot_continue_is_refused_alone(tmp_path: Path) -> None:
+    refused: list[tuple[str, type]] = []
+    engine = budgeted(tmp_path, Refusing(), on_refusal=lambda name, error: refused.append((name, type(error))))
+    engine.submit(REQUEST)
+    engine.submit(make_request(prompt_id="short", group_size=1))
+    assert [group.request_id for group in by_versions(engine, (1, 2, 3))] == ["g-short"]
+    assert refused == [("g-p", ContractError)]
+    assert engine.num_sampling == 0, "the rows that were continued are aborted"
+    again = budgeted(tmp_path, Refusing())
+    with pytest.raises(ContractError):
+        again.submit(REQUEST)
+    assert again.num_sampling == 0
+
+
 def check_whole(group: SampledGroup) -> None:
     """3, 4 + 4 + 1 and 4 + 4 + 2 tokens: by version 1, then 2, then 5."""
     assert group.lengths.tolist() == [3, 9, 10]

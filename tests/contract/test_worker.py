@@ -13,6 +13,7 @@ import pytest
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_group
 from bapo.core.errors import ContractError, GradingError, UnavailableError, WeightMismatchError
+from bapo.core.token_arrays import Int32s
 from bapo.core.types import Outcome, Prompt, Purpose, RolloutRequest
 from bapo.tasks.grading.pool import Grades
 from rollout_server.engines import scripted
@@ -98,6 +99,20 @@ def test_an_experts_row_joins_the_sampled_ones_with_log_probs_0_and_its_own_grad
     assert set(expert.rollout_logprobs.tolist()) == {0.0}
     assert group.versions.tolist() == [[1, 1]] * 8
     assert buffer.groups["g-e"].outcomes.tolist() == [Outcome.GRADED] * 8, "an evaluation is of the policy alone"
+
+
+class WithoutWords(scripted.ScriptedEngine):
+    def encode_response(self, text: str) -> Int32s:
+        raise ValueError("surrogates not allowed")
+
+
+def test_an_experts_text_that_cannot_be_encoded_fails_its_group_and_not_the_engine(start_worker: StartWorker) -> None:
+    evaluated = make_request(prompt_id="e", purpose=Purpose.EVALUATE, label="cd34@1")
+    buffer = MemoryBuffer([*requests(1), evaluated])
+    worker = start_worker(buffer, with_experts(), make_engine=engine_of(WithoutWords))
+    wait_until(lambda: len(buffer.failures) == 1 and len(buffer.groups) == 1)
+    assert [failure[:2] for failure in buffer.failures] == [("g-p0", "no_expert")]
+    assert worker.report().state == "sampling"
 
 
 class FailingGrader(InstantGrader):
