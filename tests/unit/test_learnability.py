@@ -59,6 +59,18 @@ def test_new_evidence_counts_more_than_old() -> None:
     assert chooser.propose(3, 10).tolist()[0] == seen[1]
 
 
+def test_first_visits_of_a_step_before_count_nine_tenths() -> None:
+    chooser = selector()
+    chooser.observe(success_counts_of(1, [("p0", 4, 8), ("p1", 0, 8)]))
+    # Number, sum of k / G, sum of k (G - k) / (G (G - 1)): 16 / 56 for 4 of 8.
+    assert chooser.state()["moments"].tolist() == pytest.approx([2, 0.5, 2 / 7])
+    chooser.observe(success_counts_of(2, [("p2", 8, 8), ("p0", 2, 8)]))  # p0 is no first visit
+    assert chooser.state()["moments"].tolist() == pytest.approx([0.9 * 2 + 1, 0.9 * 0.5 + 1, 0.9 * 2 / 7])
+    # Evidence of p0 decays by the setting, here 1/2: 4/2 + 2 right and 4/2 + 6 wrong.
+    assert chooser.state()["correct"].tolist()[:3] == [4, 0, 8]
+    assert chooser.state()["incorrect"].tolist()[:3] == [8, 8, 0]
+
+
 def test_when_no_prompt_is_new_the_others_fill_the_batch() -> None:
     chooser = selector(SETTINGS.model_copy(update={"cooldown": 0}))
     for step in (1, 2, 3):

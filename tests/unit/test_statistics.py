@@ -97,6 +97,16 @@ def test_with_two_seeds_it_is_over_both_by_the_two_way_table() -> None:
     assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(0.5 / 8), rel=1e-4)
 
 
+def test_what_seeds_and_prompts_leave_over_is_taken_off_once_and_has_its_own_degrees_of_freedom() -> None:
+    # Mean 0; seeds -2, 0, 2; prompts -3, -1, 1, 3; and 3 in four cells that add up to 0 in each row and column.
+    #   MS_seed = 4 x 8 / 2 = 16;  MS_prompt = 3 x 20 / 3 = 20;  MS_rest = 36 / 6 = 6
+    #   Var = (16 + 20 - 6) / 12 = 5/2;  freedom = 30^2 / (16^2 / 2 + 20^2 / 3 + 6^2 / 6) = 3.36658, t = 2.99511
+    table = [[-2, -6, -1, 1], [-6, 2, 1, 3], [-1, 1, 3, 5]]
+    found = crossed(table)
+    assert found.mean == 0
+    assert found.high == pytest.approx(2.99511 * math.sqrt(5 / 2), rel=1e-5)
+
+
 def test_no_prompts_and_other_prompts_are_refused() -> None:
     for table in ([], [[]], [[1, 0], [1]], [[1]]):
         with pytest.raises(ValueError):
