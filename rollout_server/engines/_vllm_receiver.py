@@ -11,7 +11,9 @@ them, at the same addresses. The copies come after the work of earlier steps in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +22,13 @@ from vllm.config import VllmConfig, WeightTransferConfig, set_current_vllm_confi
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
 from bapo.transport.ipc_handles import opened_handles
+from rollout_server.weights.kernel_probe import KernelProbe, Linear
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -43,6 +47,8 @@ class WeightReceiver:
     weight_transfer_engine: WeightTransferEngine[Any, Any] | None
     joined_transfer: dict[str, Any] | None = None
     """Communicator of the weight transfer engine."""
+    kernel_probe: KernelProbe | None = None
+    """Created at the first update."""
 
     def load_weight_file(self, path: str) -> int:
         """Load every tensor of the file, by Hugging Face names. Returns: number of tensors read.
@@ -51,7 +57,7 @@ class WeightReceiver:
         """
         model: Any = self.model_runner.get_model()
         names: list[str] = []
-        with set_current_vllm_config(self.vllm_config):
+        with set_current_vllm_config(self.vllm_config), self._noting_weights(model):
             # Layer by layer: kernels keep packed weights, which `load_weights` alone does not update.
             initialize_layerwise_reload(model)
             model.load_weights(_tensors(path, names))
@@ -89,11 +95,37 @@ class WeightReceiver:
         if "ipc_handles" in update_info:
             update_info = {**update_info, "ipc_handles": opened_handles(update_info["ipc_handles"], torch)}
         worker: Any = self
+        model: Any = self.model_runner.get_model()
         worker.start_weight_update()
-        worker.update_weights(update_info)
+        with self._noting_weights(model):
+            worker.update_weights(update_info)
         worker.finish_weight_update()
         if current_platform.is_cpu():
-            _repack(self.model_runner.get_model())
+            _repack(model)
+
+    def kernel_problem(self) -> str:
+        """Why the kernels do not multiply with the weights that arrived last; empty if they do, or cannot be asked."""
+        assert self.kernel_probe is not None, "after an update"
+        with torch.inference_mode():
+            return self.kernel_probe.problem(_layers(self.model_runner.get_model(), self.kernel_probe))
+
+    @contextmanager
+    def _noting_weights(self, model: Any) -> Iterator[None]:
+        """Inside, what the model loads is kept for `kernel_problem`."""
+        if self.kernel_probe is None:
+            self.kernel_probe = KernelProbe(self.model_runner.dtype, self.device)
+        probe, load = self.kernel_probe, model.load_weights
+        rename = partial(_renamed, getattr(model, "hf_to_vllm_mapper", None))
+
+        def noted(weights: Iterable[tuple[str, torch.Tensor]], *arguments: Any, **options: Any) -> Any:
+            return load(probe.noted(weights, rename), *arguments, **options)
+
+        probe.begin()
+        model.load_weights = noted
+        try:
+            yield
+        finally:
+            del model.load_weights  # the class's own again
 
     def exclude_tokens(self, token_ids: Sequence[int]) -> None:
         """Give these tokens no probability wherever the model's logits are used, like the learner."""
@@ -107,6 +139,34 @@ class WeightReceiver:
             return None if logits is None else logits.index_fill_(-1, index, -torch.inf)
 
         model.compute_logits = compute_logits
+
+
+def _layers(model: torch.nn.Module, probe: KernelProbe) -> Iterator[Linear]:
+    """The layers whose weights have arrived whole: neither sharded over ranks nor quantized, nor experts."""
+    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for path, layer in model.named_modules():
+        parent, _, leaf = path.rpartition(".")
+        method: Any = getattr(layer, "quant_method", None)
+        if isinstance(layer, LinearBase) and isinstance(method, UnquantizedLinearMethod):
+            sizes = tuple(getattr(layer, "output_sizes", (layer.output_size,)))
+            names = [f"{parent}.{part}.weight" for part in fused.get(leaf, [leaf])]
+            num_inputs = layer.input_size
+        elif isinstance(layer, ParallelLMHead) and isinstance(method, UnquantizedEmbeddingMethod):
+            sizes, num_inputs, names = (layer.org_vocab_size,), layer.embedding_dim, [f"{path}.weight"]
+            if not probe.knows(names, sizes):  # tied
+                names = [name for name in probe.names if name.endswith("embed_tokens.weight")]
+        else:
+            continue
+        if getattr(layer, "tp_size", 1) == 1 and probe.knows(names, sizes):
+            yield Linear(tuple(names), sizes, num_inputs, partial(method.apply, layer))
+
+
+def _renamed(mapper: Any, name: str) -> str:
+    """The name of a tensor in vLLM's model: its prefix may differ in the file."""
+    for prefix, new in (getattr(mapper, "orig_to_new_prefix", None) or {}).items():
+        if new is not None and name.startswith(prefix):
+            return f"{new}{name.removeprefix(prefix)}"
+    return name
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, ContractError
+from bapo.core.errors import ConfigError, ContractError, WeightMismatchError
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Prompt, RolloutRequest
 from bapo.runtime.machine import VLLM_FOR_GPUS, parallelism_problem, vllm_build
@@ -227,6 +227,8 @@ class VllmEngine:
         if keeps:
             self._finish_batches()
         self._engine.collective_rpc(method, args=(argument,))
+        if problems := [problem for problem in self._engine.collective_rpc("kernel_problem") if problem]:
+            raise WeightMismatchError(f"after the update to version {version}, {problems[0]}")
         if not keeps:
             if not self._engine.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM did not reset its KV cache after the weight update")
