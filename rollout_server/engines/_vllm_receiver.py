@@ -28,7 +28,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from bapo.transport.ipc_handles import opened_handles
-from rollout_server.weights.kernel_probe import KernelProbe, Linear
+from rollout_server.engines._kernel_probe import KernelProbe, Linear
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

@@ -3,7 +3,8 @@
 Engine and learner run other kernels, in bfloat16 with differences of hundredths of a nat that no table predicts. So a
 worker measures them: its first update must agree within the learner's bound for the precision, which only a wrong model
 exceeds, and later updates within `FACTOR` times the largest differences so far. An engine whose weights are one update
-old is then noticed as soon as the update has changed the log-probs by more than that; smaller steps: `kernel_probe.py`.
+old is then noticed as soon as the update has changed the log-probs by more than that;
+smaller steps: `engines/_kernel_probe.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ learner writes file, digest, canary --POST /weights--> fleet --> each worker:
     1 the file's digest is the announced one     else WeightMismatchError; the engine still has its old weights
       (a host that cannot read the learner's file fetches a copy: relay.py, host_cache.py)
     2 the engine replaces its weights in place   between two steps of the engine
-      and its kernels agree with what arrived    (kernel_probe.py; vLLM) else WeightMismatchError
+      and its kernels agree with what arrived    (engines/_kernel_probe.py) else WeightMismatchError
     3 the engine's log-probs agree (canary.py)   else WeightMismatchError; the engine must not sample again
 """
 

@@ -15,7 +15,7 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import WeightMismatchError
 from rollout_server.engines import vllm
-from rollout_server.weights.kernel_probe import KernelProbe
+from rollout_server.engines._kernel_probe import KernelProbe
 from tests.support.tiny_model import write_tiny_model
 
 Weights = dict[str, torch.Tensor]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollout_server.weights.kernel_probe import KernelProbe, Linear, product, vectors
+from rollout_server.engines._kernel_probe import KernelProbe, Linear, product, vectors
 
 CPU = torch.device("cpu")
 SHAPES = {f"layers.{i}.{name}.weight": shape for i in range(4) for name, shape in (("q", (96, 96)), ("up", (256, 96)))}
