@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
@@ -113,7 +113,7 @@ class WeightReceiver:
     def _noting_weights(self, model: Any) -> Iterator[None]:
         """Inside, what the model loads is kept for `kernel_problem`."""
         if self.kernel_probe is None:
-            self.kernel_probe = KernelProbe(self.model_runner.dtype, self.device)
+            self.kernel_probe = KernelProbe(cast("torch.dtype", self.model_runner.dtype), self.device)
         probe, load = self.kernel_probe, model.load_weights
         rename = partial(_renamed, getattr(model, "hf_to_vllm_mapper", None))
 
