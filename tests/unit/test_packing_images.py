@@ -123,6 +123,30 @@ def test_values_and_gradients_are_those_of_the_padded_forward(
     assert ours.model.model.visual.patch_embed.proj.weight.grad.norm() > 1e-3
 
 
+def test_responses_of_one_token_are_those_of_the_padded_forward_and_a_rank_without_any_adds_nothing(
+    folder: Path, vision: VisionModel
+) -> None:
+    pictures = Pictures()
+    found = [group_of(5, pictures, vision, 1, (1, 1, 4, 1)), group_of(6, pictures, vision, 0, (1, 1))]
+    columns = columns_of(make_batch(groups=found), config_of(folder), ImageReader(vision, pictures.read))
+    policy = load_policy(folder, config_of(folder), ALONE)
+    logprobs_M, sizes = torch.zeros(9), []
+    for rank in range(8):
+        for micro in microbatches_of(columns, np.arange(6), budget=60, rank=rank, num_ranks=8, device=CPU):
+            got, _ = policy(micro)
+            got.sum().backward()
+            logprobs_M[micro.slot_M] = got.detach()
+            sizes.append(len(got))
+    assert (len(sizes), sum(sizes)) == (8, 9)
+    assert 0 in sizes
+    gradients = [parameter.grad for parameter in policy.parameters()]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+    reference = load_policy(folder, config_of(folder), ALONE)
+    reference.model.set_attn_implementation({"text_config": "sdpa", "vision_config": "sdpa"})
+    expected_M = padded(reference.model, found, vision, pictures)
+    torch.testing.assert_close(logprobs_M, expected_M.detach(), rtol=0, atol=1e-5)
+
+
 def test_text_after_a_picture_goes_on_behind_its_longer_side(vision: VisionModel) -> None:
     pictures = [vision.patches(picture(1, 48, 32))]  # 2 rows, 3 columns
     ids = np.array(vision.expanded([9, START, IMAGE, END, 8], pictures))
