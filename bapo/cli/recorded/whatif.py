@@ -253,7 +253,7 @@ def explain(
     Examples:
 
       bapo explain outputs/demo-001 all 17
-      bapo explain outputs/demo-001 chain-1f 17   (the only id that begins so)
+      bapo explain outputs/demo-001 PROMPT_ID 17
     """
     with progress(f"reading the records of {run}"):
         recording = read_recording(open_run(run))
