@@ -5,7 +5,7 @@
 
 A weight update is thus atomic between two steps, without a lock. An exception of the engine ends the thread: `died` is
 called once, and every pending and later call fails. A caller may cancel its future, as asyncio does when a client hangs
-up: work that has not begun is not run, work that has begun ends, and the thread goes on.
+up: work that has not begun is not run, work that has begun ends, and the thread continues.
 """
 
 from __future__ import annotations

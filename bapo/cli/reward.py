@@ -199,7 +199,7 @@ def _why(trial: Trial) -> str:
 
 
 def _of_error(trial: Trial) -> str:
-    """What to do about a reward that raises, or returns what is no reward: by the most frequent of its errors."""
+    """What to do about a reward that raises or returns no number, by the most frequent of its errors."""
     for what, _ in Counter(what for _, what in trial.problems).most_common():
         for sign, advice in ERRORS:
             if sign in what:
@@ -221,8 +221,8 @@ ADVICE = {
 """Result of a grading -> what is wrong and what to do."""
 ERRORS = (
     ("expected one reward for each", "it must return one number for each completion, in a list"),
-    ("it requires", "it reads a column that rows lack; fill it in, or name it with --columns"),
-    ("for a column", "it reads a column that rows lack; fill it in, or name it with --columns"),
+    ("it requires", "it reads a column that is missing in some rows; fill it in, or name it with --columns"),
+    ("for a column", "it reads a column that is missing in some rows; fill it in, or name it with --columns"),
     ("return None for a response that cannot", "it returned NaN or infinity; return a number in the range"),
     ("set task.reward_range", "it returned a number outside of the range; set --reward-range (task.reward_range)"),
     ("which is not a number", "it returned no number; return one number for each response"),

@@ -22,15 +22,15 @@ IN_BRACKETS = "; in a URL an IPv6 address has brackets: http://[::1]:8700"
 def bare_host(text: str) -> str:
     """The host as sockets take it: `[::1]` is `::1`, `[fe80::1%25eth0]` is `fe80::1%eth0`.
 
-    Raises: ValueError for what is no host: a URL, a host with a port, half of a bracket.
+    Raises: ValueError for anything other than a host: a URL, a host with a port, half of a bracket.
     """
     host = text
     if text.startswith("[") and text.endswith("]"):
         host = text[1:-1].replace("%25", "%")
         if _address(host) is None or ":" not in host:
-            raise ValueError(f"{text!r} is no IPv6 address in brackets")
+            raise ValueError(f"{text!r} is not an IPv6 address in brackets")
     if not host or any(letter in host for letter in "/[]@ ") or (":" in host and _address(host) is None):
-        raise ValueError(f"{text!r} is no host: give a name, an IPv4 or an IPv6 address, and the port separately")
+        raise ValueError(f"{text!r} is not a host: give a name, an IPv4 or an IPv6 address, and the port separately")
     return host
 
 
@@ -53,7 +53,7 @@ def to_bind(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def reachable(host: str) -> str:
-    """The address under which this machine calls a service that listens on `host`: a wildcard is no address to call."""
+    """The address under which this machine calls a service that listens on `host`: a wildcard cannot be called."""
     if not is_wildcard(host):
         return host
     return IPV6_LOOPBACK if ":" in host else IPV4_LOOPBACK

@@ -8,7 +8,7 @@
     loss.x3_min_ess      groups of X3 below it are excluded from loss and denominators of the step
     loss.x3_baseline     current: A_j = (r_j - J) / sqrt(J (1 - J) + eps) instead of the mean and deviation of the day
                          on which the group was sampled (eq. 2), which push what has been learned since once more;
-                         groups with J outside [1/2G, 1 - 1/2G] are excluded: less than half a response from all wrong
+                         groups with J outside [1/2G, 1 - 1/2G] are excluded: within half a response of all incorrect
                          or all right
 
 Every response of the group counts, also one whose stored advantage is 0; not those that the overlong filter left out.

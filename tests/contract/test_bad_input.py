@@ -354,9 +354,8 @@ def test_a_prompt_that_no_group_could_repeat_is_refused_when_it_is_asked_for(cli
     with pytest.raises(ContractError, match=r"prompt p has 1000\d+ bytes of text and answer, more than 917504"):
         client.enqueue([make_request(request_id="beside-it"), long])
     text = "\u6570" * 300_000  # three bytes each
-    fits = replace(
-        REQUEST, request_id="fits", group_size=4096, prompt=msgspec.structs.replace(REQUEST.prompt, text=text)
-    )
+    other = make_request(prompt_id="other").prompt
+    fits = replace(REQUEST, request_id="fits", group_size=4096, prompt=msgspec.structs.replace(other, text=text))
     assert client.enqueue([fits]) == 1
     assert client.claim("w", limit=9, policy_version=1)[-1] == fits
     assert client.push([pack_group(answer(fits, "1" * 4096))]) == {"fits": "stored"}

@@ -126,7 +126,7 @@ def test_a_poll_tries_again_only_when_that_is_worth_it(monkeypatch: pytest.Monke
         async def is_gone() -> bool:
             return False
 
-        poll = asyncio.create_task(wakeups.poll(attempt, wait_s=60, is_gone=is_gone, is_worth=is_worth))
+        poll = asyncio.create_task(wakeups.poll(attempt, wait_s=60, is_gone=is_gone, is_worth=is_worth, caller="w"))
         found = []
         for is_tried in (False, True, False):
             await tried.get() if not found or found[-1] else None
@@ -135,7 +135,7 @@ def test_a_poll_tries_again_only_when_that_is_worth_it(monkeypatch: pytest.Monke
             assert await asyncio.wait_for(asked.get(), 60) is is_tried
             found.append(is_tried)
         assert tried.empty()
-        wakeups.interrupt()
+        wakeups.interrupt("w")
         assert await asyncio.wait_for(poll, 60) is None
         return [await tried.get()]
 

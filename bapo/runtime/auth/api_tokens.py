@@ -210,7 +210,7 @@ def _parse(text: str, where: str) -> tuple[tuple[Role, str], ...]:
 def listen_host(flag: str | None, configured: str) -> str:
     """The address to listen on: from the command line, BAPO_HOST, or the config, in this order.
 
-    Raises: ConfigError for what is no host.
+    Raises: ConfigError for anything other than a host.
     """
     try:
         return bare_host(flag or os.environ.get(LISTEN_HOST) or configured)
