@@ -194,13 +194,19 @@ class Check:
 
     def tokens_per_s(self) -> float:
         """Of all rollout servers, over `WINDOW_S`."""
-        began, before = time.monotonic(), self._tokens()
+        before, began = self._tokens_now(), time.monotonic()
         time.sleep(WINDOW_S)
-        return (self._tokens() - before) / (time.monotonic() - began)
+        return (self._tokens_now() - before) / (time.monotonic() - began)
 
     def is_healthy(self, service: str, num: int) -> bool:
         """Whether so many containers are there, all healthy."""
         return self._stack.health(service) == ["healthy"] * num
+
+    def _tokens_now(self) -> float:
+        """Of servers that may be too busy to answer at once."""
+        found: list[float] = []
+        wait_for("the rollout servers say their tokens", STEP_S, lambda: found.append(self._tokens()) is None)
+        return found[0]
 
     def _tokens(self) -> float:
         pages = [
