@@ -141,8 +141,6 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         config = flags.config
         port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
         flags.run.write_port("learner", port)
-        if not flags.extra.resume:  # what a run has trained is not given up for it
-            check_export(config.model.path)
         make_embeddings(config, flags.run)
         show_run(telemetry, config, flags.run.path)
     # Hosts are started apart, possibly with different flags: those of rank 0 count.
@@ -150,6 +148,8 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
     checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers)
+    if world.leads and not flags.extra.resume:  # what a run has trained is not given up for it
+        check_export(flags.config.model.path)
     show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
     if flags.extra.resume:
         _resume(flags, learner, peers, checkpoint)

@@ -163,6 +163,10 @@ def buffer_app(buffer: MemoryBuffer) -> FastAPI:
         )
         return {"requests": [request_map(request) for request in requests]}
 
+    @app.post("/requests/claim/end", status_code=204)
+    def end_claim(body: dict[str, Any]) -> None:
+        buffer.end_claim(body["worker_id"])
+
     @app.post("/requests/renew")
     def renew(body: dict[str, Any]) -> dict[str, Any]:
         return {"request_ids": buffer.renew(body["worker_id"], body["request_ids"])}
