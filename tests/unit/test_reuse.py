@@ -221,3 +221,10 @@ def test_the_floor_of_the_effective_sample_size_is_inclusive() -> None:
     for floor, left_out in ((0.79, 0), (0.81, 1)):
         step = weighed(config_of(x3_min_ess=floor), batch_of((Origin.X3, (0.0, math.log(3)))))
         assert step[1]["x3_left_out"] == left_out
+
+
+def test_the_deviation_of_today_is_smoothed_as_that_of_eq_2() -> None:
+    # J = 1/2: 1/2 / sqrt(1/4 + 1/100) = .98058
+    config = config_of(x3_baseline="current", advantage_eps=0.01)
+    step, _ = weighed(config, batch_of((Origin.X3, (0.0, 0.0))))
+    assert step.columns.advantage_R.tolist() == pytest.approx([0.98058, -0.98058], abs=1e-5)

@@ -56,6 +56,8 @@ def test_v15_whitened_with_the_sample_variance() -> None:
     assert whitened(given["lam1"]).tolist() == pytest.approx(given["whitened_ddof1"], abs=1e-6)
     assert whitened([3.0]).tolist() == [0.0]
     assert whitened([]).tolist() == []
+    # Mean 5e-4, sample variance 5e-7: 5e-4 / sqrt(5e-7 + 1e-8) = .70014
+    assert whitened([0.0, 1e-3]).tolist() == pytest.approx([-0.70014, 0.70014], abs=1e-5)
 
 
 @given(values=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=12), reward=st.floats(0, 1, width=32))
