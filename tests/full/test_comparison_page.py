@@ -71,7 +71,7 @@ def test_a_study_is_reported_in_its_own_order_without_its_unfinished_runs(tmp_pa
     ]  # fmt: skip
     assert (compared.name, compared.unfinished) == ("mine", ("never-s1 (failed)",))
     result = CliRunner().invoke(app, ["report", str(study)])
-    assert result.output.strip() == str(study / "report" / "report.md")
+    assert result.stdout.strip() == str(study / "report" / "report.md")
     text = (study / "report" / "report.md").read_text()
     assert "excluded: never-s1 (failed)" in text
     assert "| plain * |" in text
