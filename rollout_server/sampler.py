@@ -3,9 +3,12 @@
     worker.py --submit, abort, call--> inbox --> [ thread: empty the inbox, step the engine ] --> listener.sampled
                                                                                        next: worker.py, delivery.py
 
-A weight update is thus atomic between two steps, without a lock. An exception of the engine ends the thread: `died` is
-called once, and every pending and later call fails. A caller may cancel its future, as asyncio does when a client hangs
-up: work that has not begun is not run, work that has begun ends, and the thread continues.
+A weight update is thus atomic between two steps, without a lock. It may wait until the engine has nothing to sample:
+what is submitted after it then waits too, and responses keep the KV cache of the weights that began them.
+
+An exception of the engine ends the thread: `died` is called once, and every pending and later call fails. A caller may
+cancel its future, as asyncio does when a client hangs up: work that has not begun is not run, work that has begun ends,
+and the thread continues.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ class _Work:
     future: Future[Any]
     reads: bool
     """It changes nothing in the engine, so its error is its caller's alone."""
+    latest: float
+    """Monotonic time until which it waits for an engine without groups; what follows it waits too."""
 
 
 class Sampler:
@@ -58,6 +63,9 @@ class Sampler:
         self._make_engine = make_engine
         self._listener = listener
         self._inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._held: _Work | None = None
+        """Work that waits for an engine without groups; it was the first of the inbox."""
+        self._stopping = False
         self._ready: Future[None] = Future()
         self._lock = threading.Lock()
         self._dead: BaseException | None = None
@@ -103,12 +111,16 @@ class Sampler:
         """Stop sampling a group, without a callback."""
         self.call(lambda engine: engine.abort(request_id))
 
-    def call(self, function: Callable[[Engine], Result], *, reads: bool = False) -> Future[Result]:
+    def call(self, function: Callable[[Engine], Result], *, reads: bool = False, wait_s: float = 0.0) -> Future[Result]:
         """Run `function` between two steps. If it raises, the engine is dead, unless `function` only reads.
+
+        Args:
+            wait_s: longest time that it, and all that is submitted or called after it, waits for the groups in the
+                engine.
 
         Returns: its result. Cancelled before it began, `function` is not run; afterwards it cannot be cancelled.
         """
-        work = _Work(function, Future(), reads)
+        work = _Work(function, Future(), reads, time.monotonic() + wait_s)
         with self._lock:
             if self._dead is None:
                 self._inbox.put(work)
@@ -118,6 +130,7 @@ class Sampler:
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread after its current step; returns whether it ended in time."""
+        self._stopping = True
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -145,10 +158,13 @@ class Sampler:
 
     def _do_inbox(self, engine: Engine) -> bool:
         """Run all pending work; blocks while the engine has nothing to sample. Returns: False to stop."""
-        while engine.num_sampling == 0 or not self._inbox.empty():
-            work = self._inbox.get()
+        while engine.num_sampling == 0 or self._held or not self._inbox.empty():
+            work = self._held or self._inbox.get()
             if work is None:
                 return False
+            self._held = work if self._must_wait(work, engine) else None
+            if self._held:
+                return True
             if not work.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
                 continue
             try:
@@ -161,6 +177,9 @@ class Sampler:
             self._version = engine.policy_version
             work.future.set_result(result)
         return True
+
+    def _must_wait(self, work: _Work, engine: Engine) -> bool:
+        return engine.num_sampling > 0 and not self._stopping and time.monotonic() < work.latest
 
     def _step(self, engine: Engine) -> None:
         self._step_began = time.monotonic()
@@ -183,8 +202,10 @@ class Sampler:
     def _die(self, error: BaseException) -> None:
         with self._lock:
             self._dead = error
+            pending, self._held = [self._held], None
             while not self._inbox.empty():
-                work = self._inbox.get()
+                pending.append(self._inbox.get())
+            for work in pending:
                 if work is not None and work.future.set_running_or_notify_cancel():
                     work.future.set_exception(self._lost())
 

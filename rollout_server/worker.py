@@ -169,7 +169,8 @@ class Worker:
         began = time.monotonic()
         try:
             local = self._weights.fetch(update)
-            loading = self._sampler.call(lambda engine: load_verified(engine, local, self._agreement))
+            wait_s = _update_wait_s(self._config)
+            loading = self._sampler.call(lambda engine: load_verified(engine, local, self._agreement), wait_s=wait_s)
             self._claim_for(update.version)
             loading.result()
         except WeightsAbsentError:  # the engine is as it was; a joining worker takes newer weights
@@ -382,6 +383,14 @@ class Worker:
         thread = guarded_thread(name, run, self.died)
         self._threads.append(thread)
         thread.start()
+
+
+def _update_wait_s(config: Config) -> float:
+    """Longest wait of new weights for the groups in the engine. Paused responses would wait for the new weights."""
+    rollout = config.rollout
+    if config.cadence.max_steps_ahead == 0 or rollout.generation_budget is not None:
+        return 0.0
+    return min(rollout.update_wait_s, rollout.sync_timeout_s / 2)
 
 
 def _has_joined(engine: Engine, backend: str, init_info: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.groups: list[str] = []
+        self.versions: dict[str, int] = {}
         self.refusals: list[str] = []
         self.deaths: list[BaseException] = []
         self.hates: set[str] = set()
@@ -32,6 +33,7 @@ class Notes:
         if group.request_id in self.hates:
             raise RuntimeError("no room for this group")
         self.groups.append(group.request_id)
+        self.versions[group.request_id] = int(group.versions.max())
 
     def refused(self, request_id: str, error: ContractError) -> None:
         self.refusals.append(request_id)
@@ -181,3 +183,37 @@ def test_an_engine_that_leaves_by_system_exit_is_reported_dead(sampler: Sampler,
     assert isinstance(notes.deaths[0], SystemExit)
     with pytest.raises(UnavailableError):
         sampler.call(lambda engine: 1).result(10.0)
+
+
+def slow_sampler(notes: Notes, latency_s: float) -> Sampler:
+    found = Sampler(lambda: make_engine(make_config(engine_options={"latency_s": latency_s})), notes)
+    found.start()
+    return found
+
+
+def set_version(version: int) -> Callable[[Engine], None]:
+    return lambda engine: engine.load_weights("unread", version)
+
+
+def test_an_update_waits_for_the_groups_in_the_engine_and_what_is_submitted_later_gets_the_new_weights(
+    notes: Notes,
+) -> None:
+    sampler = slow_sampler(notes, 0.3)
+    sampler.submit(make_request(prompt_id="early"))
+    update = sampler.call(set_version(2), wait_s=30.0)
+    sampler.submit(make_request(prompt_id="late"))
+    update.result(timeout=10.0)
+    assert notes.groups == ["g-early"]
+    wait_until(lambda: notes.groups == ["g-early", "g-late"])
+    assert notes.versions == {"g-early": 1, "g-late": 2}
+    assert sampler.stop(5.0)
+
+
+def test_an_update_waits_no_longer_than_it_may_for_a_group_that_does_not_end(notes: Notes) -> None:
+    sampler = slow_sampler(notes, 3600.0)
+    sampler.submit(make_request(prompt_id="endless"))
+    sampler.call(set_version(2), wait_s=0.2).result(timeout=10.0)
+    assert (notes.groups, sampler.policy_version) == ([], 2)
+    waiting = sampler.call(set_version(3), wait_s=3600.0)
+    assert sampler.stop(5.0)
+    waiting.result(timeout=10.0)  # the end of the thread does not wait for the group
