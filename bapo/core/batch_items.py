@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError
-from bapo.core.token_arrays import Int32s, runs_of
-from bapo.core.types import PER_RESPONSE, PER_TOKEN, BatchEntry, Group, Origin
+from bapo.core.sequences import group_columns, sequences_of
+from bapo.core.types import PER_RESPONSE, BatchEntry, Group, Origin
 
 ITEMS = "items"
 BAD_FRAME = "bad_frame"
@@ -214,22 +214,10 @@ def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
             raise ContractError(f"item {item_id} joins groups of different prompts")
         if any(not 0 <= row < group.size for row in rows):
             raise ContractError(f"item {item_id} references a missing row of group {group.group_id} ({group.size})")
-    ends = {id(group): np.cumsum(group.lengths) for group, _ in chosen}
-    spans = [
-        (group, slice(int(ends[id(group)][row] - group.lengths[row]), int(ends[id(group)][row])))
-        for group, rows in chosen
-        for row in rows
-    ]
-    if not spans:
+    sequences = [sequence for group, rows in chosen for sequence in sequences_of(group, rows)]
+    if not sequences:
         raise ContractError(f"item {item_id} has no rows")
-    tokens = {name: np.concatenate([getattr(group, name)[span] for group, span in spans]) for name in PER_TOKEN}
     columns = {
         name: np.concatenate([getattr(group, name)[list(rows)] for group, rows in chosen]) for name in PER_RESPONSE
     }
-    return replace(first, group_id=item_id, spans=_joined_spans(spans), **tokens, **columns)
-
-
-def _joined_spans(spans: Sequence[tuple[Group, slice]]) -> Int32s | None:
-    if all(group.spans is None for group, _ in spans):
-        return None
-    return runs_of(np.concatenate([group.token_versions[span] for group, span in spans]))
+    return replace(first, group_id=item_id, **group_columns(sequences) | columns)

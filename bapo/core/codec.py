@@ -1,7 +1,7 @@
 """Values as msgpack: groups, batches, prompts, requests and results, each mapped here and nowhere else.
 
     group frame   header: everything that a rule needs (ids, rewards, versions, lengths)
-                  body:   prompt ids i32 [P], token ids i32 [T], log-probs f32 [T], little-endian
+                  body:   prompt ids i32 [P], then the columns of `PER_TOKEN` [T], little-endian
     batch frame   header: numbers, origins, results, and items that are not one whole group (`bapo.core.batch_items`)
                   body:   the frames of its groups, in order
 
@@ -41,6 +41,7 @@ from bapo.core.frames import (
 )
 from bapo.core.token_arrays import require_spans
 from bapo.core.types import (
+    PER_TOKEN,
     Batch,
     Group,
     GroupResult,
@@ -56,6 +57,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 _I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
+_TOKEN_BYTES = sum(np.dtype(kind).itemsize for kind in PER_TOKEN.values())
 _COMMON = ("group_id", "prompt", "purpose", "step", "label", "worker_id", "timing")
 """Fields that Group and GroupHeader share."""
 
@@ -78,11 +80,8 @@ def pack_group(group: Group) -> bytes:
     }
     if group.spans is not None:
         header["spans"] = _bytes(group.spans, "<i4")
-    body = [
-        _bytes(group.prompt_token_ids, "<i4"),
-        _bytes(group.token_ids, "<i4"),
-        _bytes(group.rollout_logprobs, "<f4"),
-    ]
+    body = [_bytes(group.prompt_token_ids, "<i4")]
+    body += [_bytes(getattr(group, name), kind) for name, kind in PER_TOKEN.items()]
     return b"".join([frame_start(KIND_GROUP, header, sum(map(len, body))), *body])
 
 
@@ -175,13 +174,14 @@ def unpack_group(frame: bytes | memoryview) -> Group:
     packed, body = frame_parts(frame, KIND_GROUP)
     fields = header_fields(packed)
     header = checked_header(fields, len(body))
-    num_ids = header.num_prompt + header.num_tokens
-    ids = np.frombuffer(body, _I4, num_ids)
+    columns, start = {}, 4 * header.num_prompt
+    for name, kind in PER_TOKEN.items():
+        columns[name] = np.frombuffer(body, kind, header.num_tokens, start)
+        start += columns[name].nbytes
     return Group(
         **{name: getattr(header, name) for name in _COMMON},
-        prompt_token_ids=ids[: header.num_prompt],
-        token_ids=ids[header.num_prompt :],
-        rollout_logprobs=np.frombuffer(body, _F4, header.num_tokens, 4 * num_ids),
+        **columns,
+        prompt_token_ids=np.frombuffer(body, _I4, header.num_prompt),
         lengths=np.frombuffer(fields.lengths, _I4),
         rewards=np.frombuffer(fields.rewards, _F4),
         outcomes=np.frombuffer(fields.outcomes, np.uint8),
@@ -365,7 +365,7 @@ def _require_plausible(
     where, num_tokens = f"group {fields.group_id}", sum(lengths)
     if min(lengths) < 1 or fields.num_prompt < 0:
         raise ContractError(f"{where}: a response or the prompt has a negative or zero length", Refusal.SHAPE)
-    if num_body_bytes != 4 * fields.num_prompt + 8 * num_tokens:
+    if num_body_bytes != 4 * fields.num_prompt + _TOKEN_BYTES * num_tokens:
         raise ContractError(f"{where}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
     # A NaN may hide from min and max, but not from a sum.
     are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0

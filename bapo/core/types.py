@@ -8,7 +8,7 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
@@ -115,7 +115,8 @@ _NO_NUMBERS = "OSUmMc"
 """Kinds of numpy: objects, bytes, texts, times, complex numbers."""
 _FLAT = ("prompt_token_ids", "token_ids", "lengths")
 """The other columns are compared with the shapes of these."""
-PER_TOKEN = ("token_ids", "rollout_logprobs")
+PER_TOKEN = {"token_ids": "<i4", "rollout_logprobs": "<f4"}
+"""Columns with one value per sampled token, and their types in the body of a frame, in this order."""
 PER_RESPONSE = ("lengths", "rewards", "outcomes", "versions")
 _COLUMNS = ("prompt_token_ids", *PER_TOKEN, *PER_RESPONSE)
 
@@ -157,7 +158,7 @@ class Group:
     def __post_init__(self) -> None:
         self._require_columns()
         size, tokens = len(self.lengths), len(self.token_ids)
-        shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), "rollout_logprobs": (tokens,)}
+        shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), **dict.fromkeys(PER_TOKEN, (tokens,))}
         for name, shape in shapes.items():
             if (found := getattr(self, name).shape) != shape:
                 raise ContractError(
@@ -214,29 +215,6 @@ class Group:
     def mu(self) -> float:
         """Group mean reward mu_{alpha,r}(x)."""
         return float(self.rewards.mean(dtype=np.float64))
-
-    @property
-    def responses(self) -> Iterator[Response]:
-        """The G responses as views into the columns."""
-        starts = np.concatenate(([0], np.cumsum(self.lengths)))
-        for i in range(self.size):
-            span = slice(int(starts[i]), int(starts[i + 1]))
-            yield Response(
-                token_ids=self.token_ids[span],
-                rollout_logprobs=self.rollout_logprobs[span],
-                reward=float(self.rewards[i]),
-                outcome=Outcome(int(self.outcomes[i])),
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Response:
-    """One generated answer y: a view into its group's columns."""
-
-    token_ids: Int32s
-    rollout_logprobs: Float32s
-    reward: float
-    outcome: Outcome
 
 
 SAME_REWARD = 1e-6

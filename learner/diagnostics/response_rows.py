@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
-from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt, Response
+from bapo.core.sequences import SampledSequence, sequences_of
+from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt
 from bapo.runtime.run_directory.responses import TokenRow
 from bapo.tasks.base import Task
 from bapo.tasks.registry import extract_of, load_task
@@ -89,7 +90,7 @@ class RowMaker:
         """Rows of groups that the step's assembly read but did not train; text only."""
         return [
             [TokenRow(**self._fields(step, group, row, gold), **self._text_alone(group, response))
-             for row, response in enumerate(group.responses)]
+             for row, response in enumerate(sequences_of(group))]
             for group in groups
             for gold in [self._gold(group.prompt)]
         ]  # fmt: skip
@@ -97,7 +98,7 @@ class RowMaker:
     def _entry(self, step: int, entry: BatchEntry, start: int, recorded: Recorded) -> Iterator[TokenRow]:
         group, values, advantage_M = entry.group, recorded.values, recorded.advantage_M
         gold = self._gold(group.prompt)
-        for row, response in enumerate(group.responses):
+        for row, response in enumerate(sequences_of(group)):
             span = slice(start, start + len(response.token_ids))
             start = span.stop
             numbers = (
@@ -131,7 +132,7 @@ class RowMaker:
             "newest_version": int(group.versions[row, 1]),
         }
 
-    def _text_alone(self, group: Group, response: Response) -> dict[str, Any]:
+    def _text_alone(self, group: Group, response: SampledSequence) -> dict[str, Any]:
         token_ids = response.token_ids.tolist()
         text = self._texts.graded(token_ids)
         return {
@@ -144,7 +145,7 @@ class RowMaker:
             "rollout_logprobs": None,
         }
 
-    def _numbers(self, group: Group, response: Response, values: TokenValues, span: slice) -> dict[str, Any]:
+    def _numbers(self, group: Group, response: SampledSequence, values: TokenValues, span: slice) -> dict[str, Any]:
         token_ids = response.token_ids.tolist()
         return {
             "extracted": self._extracted(group.prompt, self._texts.graded(token_ids)),

@@ -13,6 +13,7 @@ import pytest
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_group
 from bapo.core.errors import ContractError, GradingError, UnavailableError, WeightMismatchError
+from bapo.core.sequences import sequences_of
 from bapo.core.token_arrays import Int32s
 from bapo.core.types import Outcome, Prompt, Purpose, RolloutRequest
 from bapo.tasks.grading.pool import Grades
@@ -94,7 +95,7 @@ def test_an_experts_row_joins_the_sampled_ones_with_log_probs_0_and_its_own_grad
     group = buffer.groups["g-p0"]
     assert group.outcomes.tolist() == [Outcome.GRADED] * 7 + [Outcome.EXPERT]
     assert group.rewards.tolist() == [0.0] * 7 + [1.0]
-    expert = list(group.responses)[-1]
+    expert = list(sequences_of(group))[-1]
     assert len(expert.token_ids) == len("<answer>by an expert</answer>")
     assert set(expert.rollout_logprobs.tolist()) == {0.0}
     assert group.versions.tolist() == [[1, 1]] * 8

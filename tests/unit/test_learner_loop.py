@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from bapo.core.errors import DeadlineError
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Origin, WeightUpdate
 from bapo.runtime.file_digest import digest_of
 from learner.checkpoint import complete_steps
@@ -168,7 +169,7 @@ def test_the_row_of_a_step_says_how_far_the_policy_is_from_those_that_sampled(mo
     (row,) = learner.records.rows
     distances, weights = [], []
     for entry in batch.entries:
-        for response in entry.group.responses if entry.origin is Origin.X1 else ():
+        for response in sequences_of(entry.group) if entry.origin is Origin.X1 else ():
             logp = true_logprobs(model, entry.group.prompt_token_ids, response.token_ids)
             distances += [abs(math.exp(p - a) - 1) / 2 for p, a in zip(logp, response.rollout_logprobs, strict=True)]
             weights.append(math.exp(sum(logp) - sum(response.rollout_logprobs.astype(float))))

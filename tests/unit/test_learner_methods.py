@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from bapo.algorithms.advantages import whitened
 from bapo.config.tree import Config
 from bapo.core.errors import DivergenceError
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch
 from learner.update.critic import load_critic, value_loss
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
@@ -64,7 +65,7 @@ def test_the_critic_learns_the_reward_and_its_values_are_those_of_a_plain_pass(
     values = updater._passes.evaluate(critic, step, np.arange(32)).split(step.columns.lengths_R.tolist())
     plain = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).base_model.eval()
     plain.load_state_dict(critic.model.state_dict())
-    group, response = batch.entries[0].group, next(batch.entries[0].group.responses)
+    group, response = batch.entries[0].group, next(sequences_of(batch.entries[0].group))
     prompt = group.prompt_token_ids.tolist()
     with torch.no_grad():
         hidden = plain(torch.tensor([prompt + response.token_ids.tolist()])).last_hidden_state[0, len(prompt) - 1 : -1]

@@ -16,6 +16,7 @@ from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import DivergenceError
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of, minibatches
 from learner.distributed.stopping import StopFlag, Stopped
@@ -36,7 +37,7 @@ def plain_logprobs(model: PreTrainedModel, batch: Batch) -> list[list[torch.Tens
     found = []
     for entry in batch.entries:
         group, prompt = [], entry.group.prompt_token_ids.tolist()
-        for response in entry.group.responses:
+        for response in sequences_of(entry.group):
             ids = torch.tensor([prompt + response.token_ids.tolist()])
             logp = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             chosen = logp.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
@@ -67,7 +68,7 @@ def plain_losses(
         for g in chosen:
             group = batch.entries[g].group
             advantages = group_advantages(group.rewards, loss_of.advantage_norm, loss_of.advantage_eps)
-            for j, response in enumerate(group.responses):
+            for j, response in enumerate(sequences_of(group)):
                 rollout = torch.from_numpy(response.rollout_logprobs.copy())
                 anchor = {"theta_t": theta_t[g][j][0], "rollout": rollout}[anchors]
                 logp, entropy = logprobs[g][j]

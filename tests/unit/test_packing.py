@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from bapo.core.errors import ConfigError, ContractError
+from bapo.core.sequences import sequences_of
 from learner.batch.packed_attention import NARROWEST, pack_rows
 from learner.batch.packing import Piece, build, columns_of
 from learner.model.policy import Policy, check_head
@@ -72,7 +73,7 @@ def whole_sequences(batch: Any) -> tuple[list[list[int]], list[int]]:
     sequences, starts = [], []
     for entry in batch.entries:
         prompt = entry.group.prompt_token_ids.tolist()
-        for response in entry.group.responses:
+        for response in sequences_of(entry.group):
             sequences.append(prompt + response.token_ids.tolist())
             starts.append(len(prompt))
     return sequences, starts
@@ -118,7 +119,7 @@ def test_each_response_token_is_predicted_by_the_token_before_it() -> None:
     micro = build(columns, [Piece(group=0, responses=(2, 0)), Piece(group=1, responses=(5,))], CPU)
     before, target, response = [], [], []
     for row, (group, index) in enumerate(((0, 2), (0, 0), (1, 1))):
-        member = list(batch.entries[group].group.responses)[index].token_ids.tolist()
+        member = list(sequences_of(batch.entries[group].group))[index].token_ids.tolist()
         before += [int(batch.entries[group].group.prompt_token_ids[-1]), *member[:-1]]
         target += member
         response += [row] * len(member)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import ConfigError, ContractError
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Group, Prompt
 from bapo.runtime.vision import ImageReader, VisionModel, vision_model
 from learner.batch.packing import build, columns_of, microbatches_of, plan_passes
@@ -87,7 +88,7 @@ def padded(model: Any, groups: list[Group], vision: VisionModel, pictures: Pictu
     reader, found = ImageReader(vision, pictures.read), []
     for group in groups:
         prompt, patches = group.prompt_token_ids.tolist(), reader.of_prompt(group.prompt)
-        for response in group.responses:
+        for response in sequences_of(group):
             whole = reference_logprobs(model, [*prompt, *response.token_ids.tolist()], patches)
             found.append(whole[len(prompt) - 1 :])
     return torch.cat(found)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bapo.algorithms.settings import AlgorithmConfig
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of, minibatches
 from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose, theorem_fields
@@ -122,7 +123,7 @@ def plain_numbers(weights: dict[str, torch.Tensor], path: Path, batch: Batch, or
     tv, kl = [], []
     for entry in batch.entries:
         if entry.origin is origin:
-            for response in entry.group.responses:
+            for response in sequences_of(entry.group):
                 logp = true_logprobs(model, entry.group.prompt_token_ids, response.token_ids)
                 d = logp - response.rollout_logprobs
                 tv += [abs(math.exp(x) - 1) / 2 for x in d]

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bapo.core.errors import UnavailableError
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
 from learner.diagnostics.response_recorder import ResponseRecorder
@@ -40,7 +41,7 @@ def plain(model_path: Path, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     logprobs, entropy = [], []
     for entry in batch.entries:
         prompt = entry.group.prompt_token_ids.tolist()
-        for response in entry.group.responses:
+        for response in sequences_of(entry.group):
             ids = torch.tensor([prompt + response.token_ids.tolist()])
             with torch.no_grad():
                 logp = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
@@ -128,7 +129,7 @@ def test_a_run_keeps_the_text_of_every_group_also_of_those_that_did_not_train(mo
         rows = files.read_group(3, group.group_id)
         assert [row.reward for row in rows] == group.rewards.tolist()
         assert {(row.origin, row.is_text_alone, row.entropy) for row in rows} == {(origin, True, None)}
-        for row, response in zip(rows, group.responses, strict=True):
+        for row, response in zip(rows, sequences_of(group), strict=True):
             text = tokenizer.decode(response.token_ids.tolist(), skip_special_tokens=True)
             assert (row.pieces, row.extracted) == ([text], f"[{text}]")
             assert row.token_ids == response.token_ids.tolist()

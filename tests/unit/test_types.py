@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bapo.core.errors import BY_NAME, BapoError, ContractError
+from bapo.core.sequences import sequences_of
 from bapo.core.types import Group, Outcome
 from tests.support.factories import make_group, make_stat
 
@@ -69,11 +70,10 @@ def test_the_mean_reward_and_the_oldest_version_are_those_of_the_responses() -> 
 
 def test_responses_are_the_cuts_of_the_columns() -> None:
     group = make_group(rewards="10", lengths=[2, 3], truncated=[1])
-    first, second = group.responses
+    first, second = sequences_of(group)
     assert first.token_ids.tolist() == [100, 101]
     assert second.token_ids.tolist() == [102, 103, 104]
-    assert (first.reward, second.reward) == (1.0, 0.0)
-    assert (first.outcome, second.outcome) == (Outcome.GRADED, Outcome.TRUNCATED)
+    assert (first.outcome, first.truncated, second.outcome) == (Outcome.GRADED, False, Outcome.TRUNCATED)
     assert second.token_ids.base is not None  # a view, not a copy
 
 

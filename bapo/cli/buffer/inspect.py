@@ -25,7 +25,8 @@ from bapo.cli.buffer.target import (
     table,
 )
 from bapo.core.errors import AccessError, ContractError
-from bapo.core.types import Group, Outcome
+from bapo.core.sequences import sequences_of
+from bapo.core.types import PER_TOKEN, Group, Outcome
 from bapo.transport.buffer_admin import Rows
 from bapo.transport.messages import BufferStatus, status_map
 
@@ -214,13 +215,13 @@ def _responses(group: Group) -> list[dict[str, Any]]:
     return [
         {
             "response": index,
-            "reward": response.reward,
+            "reward": float(group.rewards[index]),
             "tokens": len(response.token_ids),
             "versions": "-".join(str(version) for version in sorted(set(group.versions[index].tolist()))),
             "ended": response.outcome.name.lower(),
             "mean log-prob": float(response.rollout_logprobs.mean()),
         }
-        for index, response in enumerate(group.responses)
+        for index, response in enumerate(sequences_of(group))
     ]
 
 
@@ -241,7 +242,6 @@ def _group_map(group: Group, places: list[str]) -> dict[str, Any]:
         "outcomes": [Outcome(value).name.lower() for value in group.outcomes],
         "versions": group.versions.tolist(),
         "prompt_token_ids": group.prompt_token_ids.tolist(),
-        "token_ids": [response.token_ids.tolist() for response in group.responses],
-        "rollout_logprobs": [response.rollout_logprobs.tolist() for response in group.responses],
+        **{name: [getattr(response, name).tolist() for response in sequences_of(group)] for name in PER_TOKEN},
         "places": places,
     }

@@ -1,0 +1,81 @@
+"""A sampled sequence: the value from the engine to the gradient, and the columns that a group makes of it.
+
+    engine, segments, expert --SampledSequence--> group_columns --> Group --frame--> learner
+                                                  sequences_of <--
+
+A column with one value per token is a field here, a field of `Group` and an entry of `PER_TOKEN` there: joining,
+splitting, packing and checking go by these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bapo.core.token_arrays import Float32s, Int32s, pairs_of, runs_of
+from bapo.core.types import PER_TOKEN, Group, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampledSequence:
+    """A response (TRL: completion, prime-rl: rollout) as it was sampled: L tokens after a prompt."""
+
+    token_ids: Int32s
+    """[L], including the end-of-sequence token."""
+    rollout_logprobs: Float32s
+    """[L] nats, under the distribution that each token was sampled from (after temperature)."""
+    versions: Int32s
+    """[L] policy version that sampled each token."""
+    outcome: Outcome = Outcome.GRADED
+    text: str | None = None
+    """For the reward function; None: what the tokenizer decodes without special tokens."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit on its tokens ended it."""
+        return self.outcome is Outcome.TRUNCATED
+
+    def followed_by(self, later: SampledSequence) -> SampledSequence:
+        """The sequence and its continuation, which says how it ended."""
+        names = (*PER_TOKEN, "versions")
+        return replace(later, **{name: np.concatenate([getattr(self, name), getattr(later, name)]) for name in names})
+
+    def first(self, num_tokens: int) -> SampledSequence:
+        """The sequence as a limit of `num_tokens` would have ended it."""
+        if len(self.token_ids) <= num_tokens:
+            return self
+        begin = {name: getattr(self, name)[:num_tokens] for name in (*PER_TOKEN, "versions")}
+        return replace(self, outcome=Outcome.TRUNCATED, **begin)
+
+
+def group_columns(sequences: Sequence[SampledSequence]) -> dict[str, Any]:
+    """Columns of the `Group` that has these responses: all but the prompt's and the rewards."""
+    lengths = np.array([len(sequence.token_ids) for sequence in sequences], np.int32)
+    versions_T = np.concatenate([sequence.versions for sequence in sequences])
+    versions = pairs_of(versions_T, lengths)
+    return {
+        **{name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in PER_TOKEN},
+        "lengths": lengths,
+        "outcomes": np.array([sequence.outcome for sequence in sequences], np.uint8),
+        "versions": versions,
+        "spans": None if np.array_equal(versions[:, 0], versions[:, 1]) else runs_of(versions_T),
+    }
+
+
+def sequences_of(group: Group, rows: Iterable[int] | None = None) -> Iterator[SampledSequence]:
+    """Responses of a group as views into its columns, without texts.
+
+    Args:
+        rows: which ones; None: all.
+    """
+    ends_G, versions_T = np.cumsum(group.lengths), group.token_versions
+    for row in range(group.size) if rows is None else rows:
+        span = slice(int(ends_G[row] - group.lengths[row]), int(ends_G[row]))
+        yield SampledSequence(
+            **{name: getattr(group, name)[span] for name in PER_TOKEN},
+            versions=versions_T[span],
+            outcome=Outcome(int(group.outcomes[row])),
+        )
