@@ -174,7 +174,8 @@ def unpack_group(frame: bytes | memoryview) -> Group:
     packed, body = frame_parts(frame, KIND_GROUP)
     fields = header_fields(packed)
     header = checked_header(fields, len(body))
-    columns, start = {}, 4 * header.num_prompt
+    columns: dict[str, Any] = {}
+    start = 4 * header.num_prompt
     for name, kind in PER_TOKEN.items():
         columns[name] = np.frombuffer(body, kind, header.num_tokens, start)
         start += columns[name].nbytes
