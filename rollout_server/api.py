@@ -1,4 +1,4 @@
-"""The control API of the fleet: permissions and routes. The client is `bapo/transport/rollout_client.py`.
+"""The control API of the fleet: routes. The client is `bapo/transport/rollout_client.py`.
 
 Blocking work runs in threads (`def`, not `async def`), so /healthz answers during an update.
 """
@@ -23,23 +23,10 @@ from bapo.core.errors import BapoError, ConfigError, Refusal, UnavailableError
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.images import ImageFiles
-from bapo.transport.http_guard import HttpGuard, Permissions, allow, error_answer, named_error
+from bapo.transport.http_guard import HttpGuard, allow, error_answer, named_error
 from bapo.transport.rollout_client import PIECE_BYTES, weight_transfer_from_map, weight_update_from_map
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightRelay
-
-ROUTES = (
-    allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
-    allow("PUT", "/workers"),
-    allow("POST", "/weights", Role.LEARNER),
-    allow("POST", "/weights/transfer", Role.LEARNER),
-    allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
-    allow("GET", "/weights/files/{digest}", Role.WORKER),
-    allow("GET", "/images/{digest}", Role.WORKER),
-    allow("GET", "/metrics", Role.VIEWER),
-)
-PERMISSIONS = Permissions(ROUTES)
-"""Roles (other than operator) that may call each route; a test checks that every route is listed."""
 
 
 class Body(BaseModel):
@@ -101,6 +88,7 @@ def create_app(
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
 
     @app.get("/workers")
+    @allow(Role.VIEWER, Role.LEARNER)
     def workers() -> dict[str, Any]:
         """List all workers, and the target number."""
         return {"workers": [asdict(status) for status in fleet.statuses()], "num_wanted": fleet.num_wanted}
@@ -114,12 +102,14 @@ def create_app(
         return {"num_wanted": fleet.num_wanted}
 
     @app.post("/weights")
+    @allow(Role.LEARNER)
     def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
         """Publish weights; returns once every worker samples with them or is being restarted."""
         update = weight_update_from_map(body.model_dump())
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
     @app.post("/weights/transfer")
+    @allow(Role.LEARNER)
     def transfer_weights(body: WeightTransferBody) -> dict[str, Any]:
         """Receive weights from the learner's GPU; returns once these workers have them or are being restarted."""
         return {"seconds": fleet.transfer_weights(weight_transfer_from_map(body.model_dump()))}
@@ -130,7 +120,7 @@ def create_app(
     app.state.refused = partial(_count, telemetry)
     for kind in (BapoError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
+    app.add_middleware(HttpGuard, routes=app.routes, keyring=keyring, refused=app.state.refused)
     return app
 
 
@@ -139,12 +129,14 @@ def _add_weight_files(app: FastAPI, store: WeightRelay | None) -> None:
         return
 
     @app.put("/weights/files/{digest}")
+    @allow(Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True)
     async def receive(digest: str, offset: int, size: int, request: Request) -> dict[str, int]:
         """Receive a chunk of a weight file from the learner."""
         data = await request.body()
         return {"num_bytes": await run_in_threadpool(store.receive, digest, offset, size, data)}
 
     @app.get("/weights/files/{digest}", response_class=Response)
+    @allow(Role.WORKER)
     def read(digest: str, offset: int, length: int) -> Response:
         """Return a chunk of a weight file for a worker's host."""
         return Response(store.read(digest, offset, length), media_type="application/octet-stream")
@@ -155,6 +147,7 @@ def _add_images(app: FastAPI, images: ImageFiles | None) -> None:
         return
 
     @app.get("/images/{digest}", response_class=Response)
+    @allow(Role.WORKER)
     def image(digest: str) -> Response:
         """Return an image of a prompt for a worker's host."""
         return Response(images.read(digest), media_type="application/octet-stream")
@@ -175,6 +168,7 @@ def _add_health(app: FastAPI, fleet: Fleet, telemetry: Telemetry) -> None:
         return {"ready": True}
 
     @app.get("/metrics", response_class=Response)
+    @allow(Role.VIEWER)
     def metrics() -> Response:
         """Prometheus text format."""
         return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)

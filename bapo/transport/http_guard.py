@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bapo.core.errors import (
     BY_NAME,
@@ -40,13 +39,14 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 MAX_JSON_BYTES = 32 << 20
 """One JSON body: the requests of a step with long prompts have some megabytes."""
 BODY_PAUSE_S = 30.0
 """Maximum pause between two chunks of a body."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
-"""Probes, which have no token, and the API docs."""
+"""Probes, which have no token, and the API docs: routes without a rule that are open."""
 ROLE = "bapo.role"
 """Key of the scope that holds the role of the caller; None without a keyring."""
 ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
@@ -68,75 +68,65 @@ SERVER_SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The roles that may call one route, besides the operator."""
+    """Who may call one route, besides the operator, and with how much."""
 
-    method: str
-    path: str
-    """As in the API's description: `/batches/{step}`."""
-    roles: frozenset[Role]
-    most_bytes: int = MAX_JSON_BYTES
-    """Longest body."""
+    roles: frozenset[Role] = frozenset()
+    most_bytes: int | None = None
+    """Longest body; None: `MAX_JSON_BYTES`."""
     needs_length: bool = False
     """Whether Content-Length is required: for bodies that are read into one block."""
+    is_open: bool = False
+    """Needs no token."""
+
+    @property
+    def limit(self) -> int:
+        """Longest body in bytes."""
+        return MAX_JSON_BYTES if self.most_bytes is None else self.most_bytes
 
 
-def allow(method: str, path: str, *roles: Role, most_bytes: int = MAX_JSON_BYTES, needs_length: bool = False) -> Rule:
-    """One line of a permission table."""
-    return Rule(method, path, frozenset(roles), most_bytes, needs_length)
+OPERATOR_ONLY = Rule()
 
 
-class Permissions:
-    """The permission table of one API."""
+def allow(
+    *roles: Role, most_bytes: int | None = None, needs_length: bool = False, is_open: bool = False
+) -> Callable[[Endpoint], Endpoint]:
+    """A decorator of a route's function, below that of the router."""
 
-    def __init__(self, rules: Iterable[Rule], *, open_paths: Iterable[str] = ()) -> None:
-        """
-        Args:
-            open_paths: what needs no token to GET, besides OPEN_PATHS, where no rule says otherwise.
-        """
-        self._open = tuple(_pattern(path) for path in open_paths)
-        self._plain: dict[tuple[str, str], Rule] = {}
-        self._patterns: list[tuple[re.Pattern[str], Rule]] = []
-        for rule in rules:
-            if "{" in rule.path:
-                self._patterns.append((_pattern(rule.path), rule))
-            else:
-                self._plain[rule.method, rule.path] = rule
+    def noted(endpoint: Endpoint) -> Endpoint:
+        endpoint.rule = Rule(frozenset(roles), most_bytes, needs_length, is_open)  # type: ignore[attr-defined]
+        return endpoint
 
-    def find(self, method: str, path: str) -> Rule | None:
-        """The rule of a route; None when there is none."""
-        if rule := self._plain.get((method, path)):
-            return rule
-        return next(
-            (rule for pattern, rule in self._patterns if rule.method == method and pattern.fullmatch(path)), None
-        )
-
-    def has_path(self, path: str) -> bool:
-        """Whether a route has this path, with any method."""
-        return any(plain == path for _, plain in self._plain) or any(
-            pattern.fullmatch(path) for pattern, _ in self._patterns
-        )
-
-    def is_open(self, method: str, path: str) -> bool:
-        """Whether a path without a rule needs no token."""
-        return path in OPEN_PATHS or (method == "GET" and any(pattern.fullmatch(path) for pattern in self._open))
+    return noted
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
+def rule_of(routes: Iterable[Any], scope: Scope) -> tuple[Rule, bool]:
+    """The rule of a request, and whether a route has its path.
+
+    Args:
+        routes: of Starlette, in the order in which the API tries them.
+    """
+    is_path = scope["path"] in OPEN_PATHS
+    for route in routes:
+        match, _ = route.matches(scope)
+        if match.name == "FULL":
+            return getattr(route.endpoint, "rule", Rule(is_open=True) if is_path else OPERATOR_ONLY), True
+        is_path = is_path or match.name == "PARTIAL"  # another method
+    return OPERATOR_ONLY, is_path
 
 
 class HttpGuard:
     """ASGI middleware; added last, so that it runs first."""
 
     def __init__(
-        self, app: App, *, permissions: Permissions, keyring: Keyring | None, refused: Callable[[Refusal], None]
+        self, app: App, *, routes: Sequence[Any], keyring: Keyring | None, refused: Callable[[Refusal], None]
     ) -> None:
         """
         Args:
+            routes: of the app; later ones count too.
             keyring: None: no token is needed.
             refused: called with the reason of each refused request (a metric).
         """
-        self._app, self._permissions, self._keyring, self._refused = app, permissions, keyring, refused
+        self._app, self._routes, self._keyring, self._refused = app, routes, keyring, refused
         self._limiter = RateLimitedFilter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,10 +134,9 @@ class HttpGuard:
         if scope["type"] != "http":  # the server's own start and stop
             await self._app(scope, receive, send)
             return
-        rule = self._permissions.find(scope["method"], scope["path"])
+        rule, is_path = rule_of(self._routes, scope)
         try:
-            if rule is not None or not self._permissions.is_open(scope["method"], scope["path"]):
-                is_path = rule is not None or self._permissions.has_path(scope["path"])
+            if not rule.is_open:
                 scope[ROLE] = check_right(scope, rule, self._keyring, is_path=is_path)
             size = declared_length(scope, rule)
         except RefusedError as refusal:
@@ -155,7 +144,7 @@ class HttpGuard:
             self._warn(scope, refusal)
             await _refuse(send, refusal)
             return
-        await self._answered(scope, Body(receive, size, rule.most_bytes if rule else MAX_JSON_BYTES), send)
+        await self._answered(scope, Body(receive, size, rule.limit), send)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503, which clients retry, to a request that a stopping server cancels; uvicorn would answer 500."""
@@ -181,7 +170,7 @@ class HttpGuard:
             log.warning("refused client=%s status=%d reason=%s: %s", client, refusal.status, refusal.reason, what)
 
 
-def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_path: bool = True) -> Role | None:
+def check_right(scope: Scope, rule: Rule, keyring: Keyring | None, *, is_path: bool = True) -> Role | None:
     """The role of a caller that may use this route; None without a keyring.
 
     Args:
@@ -208,8 +197,8 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_
         )
     if not is_path and role is not Role.OPERATOR:  # the API itself answers the operator
         raise RefusedError(404, Refusal.CONTRACT, f"{what}: unknown path; see /docs")
-    if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
-        able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
+    if role is not Role.OPERATOR and role not in rule.roles:
+        able = ", ".join(sorted(rule.roles)) + " or operator" if rule.roles else "operator"
         raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: role {role} has no permission; use a token of {able}")
     return role
 
@@ -266,19 +255,18 @@ def _bearer(scope: Scope) -> str:
     return ""
 
 
-def declared_length(scope: Scope, rule: Rule | None) -> int | None:
+def declared_length(scope: Scope, rule: Rule) -> int | None:
     """Content-Length, if there is one. Raises: RefusedError when it is needed and missing, or is too much."""
-    most = rule.most_bytes if rule else MAX_JSON_BYTES
     headers = dict(scope["headers"])  # h11 has refused what is not one number of at most 20 digits
     declared = headers.get(b"content-length")
     if declared is None:
-        if rule is not None and rule.needs_length:
+        if rule.needs_length:
             raise RefusedError(411, Refusal.LENGTH, "Content-Length is required: chunked bodies are not supported")
         return None
     if b"transfer-encoding" in headers:
         raise RefusedError(400, Refusal.CONTRACT, "Content-Length and chunked encoding are mutually exclusive")
-    if (size := int(declared)) > most:
-        message = f"the body has {size} bytes, the limit is {most}: split it into several calls"
+    if (size := int(declared)) > rule.limit:
+        message = f"the body has {size} bytes, the limit is {rule.limit}: split it into several calls"
         raise RefusedError(413, Refusal.TOO_LARGE, message)
     return size
 

@@ -16,11 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
 from bapo.core.errors import BapoError, Refusal
-from bapo.runtime.auth.api_tokens import Keyring
-from bapo.transport.http_guard import BodyError, HttpGuard, error_answer, named_error
+from bapo.runtime.auth.api_tokens import Keyring, Role
+from bapo.transport.http_guard import BodyError, HttpGuard, allow, error_answer, named_error
 from buffer_service.http.context import Context, Here
 from buffer_service.http.long_poll import aside
-from buffer_service.http.permissions import PERMISSIONS
 from buffer_service.http.routes import batches, frames, inspection, maintenance, selectors, work
 from buffer_service.http.schemas import ErrorAnswer
 from buffer_service.metrics import BufferMetrics
@@ -75,7 +74,7 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
     for kind in (BapoError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(Timed, metrics=metrics)
-    app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
+    app.add_middleware(HttpGuard, routes=app.routes, keyring=keyring, refused=app.state.refused)
     return app
 
 
@@ -99,6 +98,7 @@ async def readyz(here: Here) -> dict[str, Any]:
 
 
 @health.get("/metrics", response_class=Response)
+@allow(Role.VIEWER)
 async def metrics_text(here: Here) -> Response:
     """Metrics in the Prometheus text format."""
     scrape = await here.service.inspection.scrape()

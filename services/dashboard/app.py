@@ -23,20 +23,13 @@ from bapo.core.errors import BapoError, ContractError, Refusal
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Permissions, allow, error_answer, named_error
+from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, allow, error_answer, named_error
 from bapo.transport.listen import BACKLOG
 from services.dashboard.assets import all_assets, served_document
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask
 from services.dashboard.run_view import RunView
 
 API = "/api/v1"
-PERMISSIONS = Permissions(
-    [
-        allow("GET", "/metrics", Role.VIEWER),
-        *(allow("GET", f"{API}/{endpoint.name}", *endpoint.roles) for endpoint in ENDPOINTS),
-    ],
-    open_paths=("/", "/{folder}/{file}"),  # a browser cannot send a token when it opens a page
-)
 SMALL_BYTES = 4096
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -62,12 +55,13 @@ def create_app(
     app = FastAPI(title="BAPO dashboard", version=bapo.__version__, summary="The web page of one run.")
     app.include_router(_page(view, siblings, tokens=None if keyring is None else _tokens_of(view)))
     for endpoint in ENDPOINTS:
-        app.add_api_route(f"{API}/{endpoint.name}", _route(view, endpoint), methods=["GET"], name=endpoint.name)
+        route = allow(*endpoint.roles)(_route(view, endpoint))
+        app.add_api_route(f"{API}/{endpoint.name}", route, methods=["GET"], name=endpoint.name)
     app.include_router(_health(telemetry))
     app.state.refused = partial(_count, telemetry)
     for kind in (BapoError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
+    app.add_middleware(HttpGuard, routes=app.routes, keyring=keyring, refused=app.state.refused)
     return app
 
 
@@ -80,13 +74,15 @@ def _page(view: RunView, siblings: Callable[[], tuple[str, ...]], *, tokens: str
     router = APIRouter(tags=["page"])
     title = html.escape(f"{view.config.run.name} - BAPO")
 
-    @router.get("/", include_in_schema=False)
+    @router.get("/", include_in_schema=False)  # a browser cannot send a token when it opens a page
+    @allow(is_open=True)
     async def page() -> Response:
         document = served_document(title, tokens=tokens, siblings=siblings())
         headers = HEADERS | {"Content-Security-Policy": document.policy}
         return Response(document.html, media_type="text/html; charset=utf-8", headers=headers)
 
     @router.get("/{folder}/{file}", include_in_schema=False)
+    @allow(is_open=True)
     async def asset(folder: str, file: str, request: Request) -> Response:
         found = all_assets().get(f"{folder}/{file}")
         if found is None:
@@ -119,6 +115,7 @@ def _health(telemetry: Telemetry) -> APIRouter:
         return {"ready": True}
 
     @router.get("/metrics", response_class=Response)
+    @allow(Role.VIEWER)
     def metrics() -> Response:
         return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
 

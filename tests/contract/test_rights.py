@@ -20,9 +20,6 @@ from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.run_directory.images import ImageFiles
 from bapo.transport import http_guard as gate
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.http_guard import Permissions, Rule
-from buffer_service.http import permissions
-from rollout_server import api
 from rollout_server.api import create_app as create_fleet_app
 from rollout_server.weights.relay import WeightRelay
 from tests.support.buffer import answer, new_store
@@ -109,10 +106,13 @@ def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path:
     assert call(url, method, path, body=b"").status == 401
 
 
-def test_every_rule_is_tried_above() -> None:
-    tried = {(method, path.split("/")[1]) for method, path, _ in ROUTES}
-    assert {(rule.method, rule.path.split("/")[1]) for rule in permissions.ROUTES} == tried
-    assert len(ROUTES) == len(permissions.ROUTES)
+def test_every_route_of_the_buffer_is_tried_above(redis_url: str) -> None:
+    app = served_app(new_store(redis_url), small_config())
+    described = {(method, path.split("/")[1]) for method, path in described_routes(app)}
+    assert described - {(method, path.split("/")[1]) for method, path, _ in ROUTES} == {
+        ("GET", "healthz"), ("GET", "readyz"),
+    }  # fmt: skip
+    assert len(described_routes(app)) == len(ROUTES) + 2
 
 
 def test_a_wrong_token_is_told_from_a_missing_one_and_neither_is_repeated(url: str) -> None:
@@ -211,8 +211,6 @@ def test_a_body_is_refused_before_any_of_it_is_sent(
 
 def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_JSON_BYTES", 1000)
-    rules = Permissions([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
-    monkeypatch.setattr("buffer_service.http.app.PERMISSIONS", rules)
     with serving(new_store(redis_url), small_config()) as client:
         reply = call(client.url, "POST", "/requests", body=iter([b" " * 600, b" " * 600]))
         assert (reply.status, reply.json()["error"]) == (413, "ContractError")
@@ -260,24 +258,25 @@ def described_routes(app: FastAPI) -> set[tuple[str, str]]:
     return {(method.upper(), path) for path, methods in paths.items() for method in methods}
 
 
-def test_every_route_of_the_buffer_has_its_rule(redis_url: str) -> None:
-    app = served_app(new_store(redis_url), small_config())
-    known = {(rule.method, rule.path) for rule in permissions.ROUTES}
-    assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
-    assert known <= described_routes(app)
-
-
-def test_every_route_of_the_fleet_has_its_rule() -> None:
+def test_a_learner_publishes_weights_a_worker_reads_them_and_only_the_operator_scales() -> None:
     app = create_fleet_app(None, Telemetry(), store=WeightRelay(Path("."), str), images=ImageFiles(Path(".")))  # type: ignore[arg-type]
-    known = {(rule.method, rule.path) for rule in api.ROUTES}
-    assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
-    assert known <= described_routes(app)
-
-
-def test_a_learner_publishes_weights_and_only_the_operator_scales() -> None:
-    able = {(rule.method, rule.path): rule.roles for rule in api.ROUTES}
-    assert able["POST", "/weights"] == {LEARNER}
-    assert able["PUT", "/workers"] == frozenset()
+    able = {}
+    for method, path in described_routes(app):
+        scope = {"type": "http", "method": method, "path": path.replace("{digest}", "0" * 64)}
+        rule, _ = gate.rule_of(app.routes, scope)
+        able[method, path] = "anyone" if rule.is_open else rule.roles
+    assert able == {
+        ("GET", "/healthz"): "anyone",
+        ("GET", "/readyz"): "anyone",
+        ("GET", "/metrics"): {VIEWER},
+        ("GET", "/workers"): {VIEWER, LEARNER},
+        ("PUT", "/workers"): set(),
+        ("POST", "/weights"): {LEARNER},
+        ("POST", "/weights/transfer"): {LEARNER},
+        ("PUT", "/weights/files/{digest}"): {LEARNER},
+        ("GET", "/weights/files/{digest}"): {WORKER},
+        ("GET", "/images/{digest}"): {WORKER},
+    }
 
 
 @contextmanager

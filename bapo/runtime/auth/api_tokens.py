@@ -4,8 +4,8 @@
     service  BAPO_ACCEPTED_TOKENS_FILE (or BAPO_ACCEPTED_TOKENS) -> lines "role sha256-of-token"
 
 A service stores only digests. Two lines of a role are two active tokens, for rotation without downtime. Both files are
-reloaded when they change. Token sets on disk are in `bapo.runtime.auth.token_store`; permissions of a role are defined
-by each service. Tokens are never logged or included in messages.
+reloaded when they change. Token sets on disk are in `bapo.runtime.auth.token_store`; permissions of a role are declared
+at each route. Tokens are never logged or included in messages.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from fastapi.responses import JSONResponse
 
 from bapo.core.errors import UnavailableError
 from bapo.core.types import Progress
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import allow
 from buffer_service.http.context import Here
 from buffer_service.http.long_poll import in_thread
 from buffer_service.http.routes.frames import BINARY, OCTETS, stream
@@ -28,6 +30,8 @@ from buffer_service.snapshot import read_snapshot
 
 router = APIRouter(tags=["learner"])
 
+MAX_RESTORE_BYTES = 16 << 30
+
 GONE_S = 0.005
 """Within this time the event loop notices a connection that was closed right after the request."""
 BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -37,6 +41,7 @@ BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/batches/{step}", response_class=Response, responses=BATCH_ANSWERS)
+@allow(Role.LEARNER)
 async def batch(
     step: Annotated[Version, "t"], here: Here, request: Request, wait_s: Annotated[Wait, Query()] = 0.0
 ) -> Response:
@@ -60,6 +65,7 @@ async def batch(
 
 
 @router.post("/batches/{step}/bad-frames")
+@allow(Role.LEARNER)
 def bad_frames(step: Version, body: SuspectsBody, here: Here) -> BadFramesAnswer:
     """Re-read suspected frames of a retained batch. Corrupt frames are returned, logged with their worker, counted and
     removed from B_high; the batch is trained without them."""
@@ -67,6 +73,7 @@ def bad_frames(step: Version, body: SuspectsBody, here: Here) -> BadFramesAnswer
 
 
 @router.get("/batches/{step}/untrained", response_class=Response, responses={200: {"content": BINARY}})
+@allow(Role.LEARNER)
 def untrained(step: Version, here: Here) -> Response:
     """Return the concatenated frames of the groups that the assembly of a retained batch did not train, as far as
     they are retained for their texts (`diagnostics.texts_mb`)."""
@@ -82,12 +89,14 @@ async def refuse_gone(request: Request) -> None:
 
 
 @router.post("/batches/{step}/commit")
+@allow(Role.LEARNER)
 def commit(step: Version, body: CommitBody, here: Here) -> CommittedAnswer:
     """Mark batch `step` as trained; batches up to the durable checkpoint are released."""
     return CommittedAnswer(checkpoint_wanted=here.service.commit(step, body.checkpointed))
 
 
 @router.get("/progress")
+@allow(*Role)
 async def progress(
     here: Here,
     request: Request,
@@ -107,6 +116,7 @@ async def progress(
 
 
 @router.put("/progress", status_code=204)
+@allow(Role.LEARNER)
 async def report(body: ProgressBody, here: Here, request: Request) -> None:
     """Report the learner's progress. Values never decrease: a lower one is ignored."""
     await refuse_gone(request)
@@ -116,12 +126,14 @@ async def report(body: ProgressBody, here: Here, request: Request) -> None:
 
 
 @router.post("/snapshot", response_class=Response, responses={200: {"content": BINARY}})
+@allow(Role.LEARNER)
 def snapshot(here: Here) -> Response:
     """Return everything that a resumed run needs, as one binary with a checksum."""
     return stream(read_snapshot(here.service.store))
 
 
 @router.post("/restore", status_code=204)
+@allow(Role.LEARNER, most_bytes=MAX_RESTORE_BYTES, needs_length=True)
 async def restore(body: Annotated[bytes, Body(media_type=OCTETS)], request: Request, here: Here) -> None:
     """Replace the state of this run by a snapshot."""
     await refuse_gone(request)
@@ -132,6 +144,7 @@ async def restore(body: Annotated[bytes, Body(media_type=OCTETS)], request: Requ
 
 
 @router.post("/resume", status_code=204)
+@allow(Role.LEARNER)
 async def resume(body: ResumeBody, here: Here, request: Request) -> None:
     """Resume after a checkpoint: all leases are released, batches after it are served again."""
     await refuse_gone(request)

@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from bapo.core.errors import ContractError, UnavailableError
 from bapo.runtime.auth.api_tokens import Role
-from bapo.transport.http_guard import ROLE
+from bapo.transport.http_guard import ROLE, allow
 from buffer_service.http.context import Here
 from buffer_service.http.schemas import AccessAnswer, FrameName, Name
 from buffer_service.service import Frames
@@ -19,11 +19,14 @@ from buffer_service.service import Frames
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["frames"])
 
+MAX_FRAME_BYTES = 64 << 20
+
 OCTETS = "application/octet-stream"
 BINARY = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 
 
 @router.get("/frame-access")
+@allow(Role.WORKER, Role.LEARNER)
 def access(here: Here, request: Request) -> AccessAnswer:
     """Return the Redis URL and credentials for the caller, as far as `buffer.direct` and its role allow."""
     role = request.scope.get(ROLE)
@@ -38,12 +41,14 @@ def access(here: Here, request: Request) -> AccessAnswer:
 
 
 @router.put("/frames/{name}", status_code=204)
+@allow(Role.WORKER, most_bytes=MAX_FRAME_BYTES, needs_length=True)
 def put_frame(name: FrameName, here: Here, body: Annotated[bytes, Body(media_type=OCTETS)]) -> None:
     """Store a frame for ten minutes, or until the push that references it."""
     here.service.store.put_frame(name, body)
 
 
 @router.get("/frames/{group_id}", response_class=Response, responses={200: {"content": BINARY}})
+@allow(Role.LEARNER)
 def frame(group_id: Name, here: Here) -> Response:
     """Return the frame of a stored group, without checking its content."""
     (found,) = here.service.store.frames([group_id])

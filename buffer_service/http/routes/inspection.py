@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import allow
 from bapo.transport.messages import status_map
 from buffer_service.http.context import Here
 from buffer_service.http.schemas import Page, TablePage
@@ -18,18 +20,21 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("/status")
+@allow(*Role)
 def status(here: Here) -> Response:
     """Return the status of the buffer: `bapo.transport.messages.BufferStatus`."""
     return JSONResponse(status_map(here.service.inspection.status()))
 
 
 @router.get("/hard-prompts")
+@allow(Role.SCHEDULER)
 def hard_prompts(here: Here) -> Response:
     """Return B_bad with its prompts, oldest first. The scheduler chooses re-evaluations from it."""
     return JSONResponse({"hard_prompts": here.service.inspection.hard_prompts()})
 
 
 @router.get("/bad")
+@allow(Role.VIEWER)
 def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
     """Return B_bad, oldest first: prompt id, mean reward, step of insertion, age in steps, re-evaluations so far."""
     tables = here.service.store.tables()
@@ -47,6 +52,7 @@ def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
 
 
 @router.get("/high")
+@allow(Role.VIEWER)
 def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
     """Return B_high, oldest first: group id, prompt id, mean reward, step of insertion, age, policy version."""
     tables = here.service.store.tables()
@@ -65,6 +71,7 @@ def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
 
 
 @router.get("/batches")
+@allow(Role.SCHEDULER, Role.VIEWER)
 def batches(here: Here, offset: Offset = 0, limit: Limit = 20) -> Page:
     """Return the compositions of the assembled batches, newest first."""
     total, items = here.service.store.compositions(offset, limit)
@@ -72,6 +79,7 @@ def batches(here: Here, offset: Offset = 0, limit: Limit = 20) -> Page:
 
 
 @router.get("/counters")
+@allow(Role.VIEWER)
 def counters(here: Here) -> dict[str, int]:
     """Return event counts of the run: pushed, failed and dropped groups, by reason and pass rate (k/G)."""
     return here.service.store.counters()

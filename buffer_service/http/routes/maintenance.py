@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import allow
 from buffer_service.http.context import Here
 from buffer_service.http.long_poll import in_thread
 from buffer_service.http.routes.frames import stream
@@ -64,6 +66,7 @@ class DroppedAnswer(Body):
 
 
 @router.get("/verify")
+@allow(Role.VIEWER)
 def verify(here: Here) -> VerifyAnswer:
     """Check every invariant on one consistent reading. Takes as long as reading the index of a snapshot."""
     audit, broken = here.service.maintenance.verify()

@@ -10,6 +10,8 @@ from fastapi import APIRouter, Body, Query, Response
 
 from bapo.core.errors import ContractError
 from bapo.core.success_counts import pack_success_counts, success_counts_of
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import allow
 from buffer_service.http.context import Here
 from buffer_service.http.routes.frames import BINARY, OCTETS
 from buffer_service.http.schemas import Name, Version
@@ -17,6 +19,9 @@ from buffer_service.state import SelectorState
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["scheduler"])
+
+MAX_STATE_BYTES = 256 << 20
+"""For the state of a prompt selector: two numbers for each of ten million prompts."""
 
 OUTCOMES: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "msgpack: a list of packed success counts (`bapo/core/success_counts.py`)."}
@@ -27,6 +32,7 @@ STATE: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/success-counts", response_class=Response, responses=OUTCOMES)
+@allow(Role.SCHEDULER)
 def success_counts(
     here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
 ) -> Response:
@@ -35,6 +41,7 @@ def success_counts(
 
 
 @router.get("/evaluations/{label}/success-counts", response_class=Response, responses=OUTCOMES)
+@allow(Role.EVALUATOR, Role.SCHEDULER)
 def evaluation_success_counts(label: Name, here: Here) -> Response:
     """Return the success counts of one evaluation so far: a list of one, for step 0."""
     store = here.service.store
@@ -44,6 +51,7 @@ def evaluation_success_counts(label: Name, here: Here) -> Response:
 
 
 @router.get("/selector", response_class=Response, responses=STATE)
+@allow(Role.SCHEDULER)
 def selector(here: Here) -> Response:
     """Return the last stored state of the prompt selector."""
     state = here.service.store.selector_state()
@@ -52,6 +60,7 @@ def selector(here: Here) -> Response:
 
 
 @router.put("/selector/{round_}", status_code=204)
+@allow(Role.SCHEDULER, most_bytes=MAX_STATE_BYTES, needs_length=True)
 def keep(
     round_: Version,
     here: Here,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import Scope
 
 from bapo.core.codec import request_map
-from bapo.core.types import RolloutRequest
+from bapo.core.errors import AccessError
+from bapo.core.types import Purpose, RolloutRequest
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import ROLE, allow
 from buffer_service.http.context import Here
 from buffer_service.http.long_poll import in_thread
-from buffer_service.http.permissions import refuse_training
 from buffer_service.http.routes.frames import BINARY, OCTETS, stream
 from buffer_service.http.schemas import (
     AcceptedAnswer,
@@ -33,10 +37,14 @@ from buffer_service.http.schemas import (
 
 router = APIRouter(tags=["work"])
 
+MAX_PUSH_BYTES = 64 << 20
+"""For the headers of 1,024 groups, which include their prompts."""
+
 FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": BINARY, "description": "Concatenated group frames."}}
 
 
 @router.post("/requests")
+@allow(Role.SCHEDULER, Role.EVALUATOR)
 async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAnswer:
     """Enqueue requests; known ids and a cursor that does not increase are ignored."""
     requests = [item.to_request() for item in body.requests]
@@ -47,6 +55,7 @@ async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAn
 
 
 @router.post("/reevaluations/{step}")
+@allow(Role.SCHEDULER)
 async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnswer:
     """Issue the re-evaluation round of a step; a second call for the same step does nothing."""
     requests = [item.to_request() for item in body.requests]
@@ -57,6 +66,7 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
 
 
 @router.post("/requests/claim", response_model=RequestsAnswer)
+@allow(Role.WORKER)
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
@@ -73,18 +83,21 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
 
 
 @router.post("/requests/claim/end", status_code=204)
+@allow(Role.WORKER)
 async def end_claim(body: WorkerBody, here: Here) -> None:
     """End the wait of a worker's open claim: with newer weights its next claim may return more."""
     here.work.interrupt(body.worker_id)
 
 
 @router.post("/requests/renew")
+@allow(Role.WORKER)
 def renew(body: RenewBody, here: Here) -> IdsAnswer:
     """Extend leases by `buffer.lease_s`."""
     return IdsAnswer(request_ids=here.service.store.renew(body.worker_id, body.request_ids))
 
 
 @router.post("/requests/fail")
+@allow(Role.WORKER)
 async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
     """Report a failed group: it is re-sampled up to `buffer.max_attempts` times, then dropped and counted."""
     outcome = await in_thread(here.service.fail, body.worker_id, body.request_id, body.reason, body.detail)
@@ -94,6 +107,7 @@ async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
 
 
 @router.post("/requests/release")
+@allow(Role.WORKER)
 async def release(body: WorkerBody, here: Here) -> ReleasedAnswer:
     """Return all leases of a dead worker to the queue, without counting an attempt."""
     released = await in_thread(here.service.release, body.worker_id)
@@ -102,6 +116,7 @@ async def release(body: WorkerBody, here: Here) -> ReleasedAnswer:
 
 
 @router.post("/groups")
+@allow(Role.WORKER, most_bytes=MAX_PUSH_BYTES, needs_length=True)
 async def push(body: Annotated[bytes, Body(media_type=OCTETS)], here: Here) -> PushedAnswer:
     """Store groups whose frames are already in Redis (`bapo.core.codec.pack_push`). Idempotent; returns once they are
     in Redis' append-only file. 429 with Retry-After while fresh groups are rejected: their frames remain for the
@@ -113,20 +128,41 @@ async def push(body: Annotated[bytes, Body(media_type=OCTETS)], here: Here) -> P
 
 
 @router.get("/evaluations/{label}", response_class=Response, responses=FRAMES_ANSWER)
+@allow(Role.EVALUATOR)
 def collect(label: Name, here: Here) -> Response:
     """Return all finished groups of one evaluation, by id."""
     return stream(here.service.held(here.service.store.evaluated(label)))
 
 
 @router.delete("/evaluations/{label}", status_code=204)
+@allow(Role.EVALUATOR, Role.SCHEDULER)
 def forget(label: Name, here: Here) -> None:
     """Delete the groups and open requests of one evaluation."""
     here.service.store.forget(label)
 
 
 @router.get("/room", status_code=204)
+@allow(Role.WORKER)
 async def room(request: Request, here: Here, wait_s: Annotated[Wait, Query()] = 0.0) -> None:
     """Wait until a push of fresh groups would be accepted; 429 if it is still rejected after `wait_s`."""
     pressure = here.service.backpressure
     if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=request.is_disconnected) is None:
         pressure.admit(0)
+
+
+class RightError(AccessError):
+    """The role may call the route, but not with this content."""
+
+    http_status = 403
+
+
+def refuse_training(scope: Scope, requests: Iterable[RolloutRequest]) -> None:
+    """Reject training requests from an evaluator. Raises: RightError."""
+    if scope.get(ROLE) is not Role.EVALUATOR:
+        return
+    for request in requests:
+        if request.purpose is not Purpose.EVALUATE:
+            raise RightError(
+                f"request {request.request_id} is {request.purpose}: evaluators may only request evaluations; use the "
+                "scheduler or operator token"
+            )
