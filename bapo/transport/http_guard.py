@@ -105,11 +105,12 @@ def rule_of(routes: Iterable[Any], scope: Scope) -> tuple[Rule, bool]:
     Args:
         routes: of Starlette, in the order in which the API tries them.
     """
-    is_path = scope["path"] in OPEN_PATHS
+    is_open = scope["path"] in OPEN_PATHS
+    is_path = is_open
     for route in routes:
         match, _ = route.matches(scope)
         if match.name == "FULL":
-            return getattr(route.endpoint, "rule", Rule(is_open=True) if is_path else OPERATOR_ONLY), True
+            return getattr(route.endpoint, "rule", Rule(is_open=is_open)), True
         is_path = is_path or match.name == "PARTIAL"  # another method
     return OPERATOR_ONLY, is_path
 

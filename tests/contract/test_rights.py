@@ -132,7 +132,7 @@ def test_health_and_the_description_are_open(url: str) -> None:
 
 
 def test_a_path_that_does_not_exist_is_not_found_and_one_that_does_is_refused_first(url: str) -> None:
-    for path in ("/nowhere", "/groups/", "//groups", "/groups%2Fx/y", "/status%0A"):
+    for path in ("/nowhere", "/groups/", "//groups", "/groups%2Fx/y"):
         assert call(url, "GET", path).status == 401
         assert call(url, "GET", path, WORKER).status == 404
     assert call(url, "GET", "/nowhere", OPERATOR).status == 404
