@@ -1,7 +1,8 @@
-"""The heart of BAPO: values and rules, without network, clock or global randomness.
+"""What the parts of BAPO share: values and their bytes, rules of the papers, settings, tasks, run directory, clients of
+the services; and the `bapo` command.
 
 BAPO = Batch Adaptation Policy Optimization (Wan et al., ICLR 2026, arXiv 2602.20722).
-Imports without torch, vllm, ray or redis; a test proves it.
+Nothing here imports torch, transformers, vllm, ray or fastapi: a contract in pyproject.toml.
 """
 
 from collections.abc import Callable

@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo.analysis.significance import TAIL, student_quantile
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from bapo.core.statistics import Estimate, difference, shared_means
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.training import resume, train
+from studies.significance import TAIL, student_quantile
 
 WITHOUT_A_STUDY = (
     "gspo", "cispo", "dr-grpo", "tis", "tis-sequence", "tis-mask", "tis-geometric-mask", "areal", "dppo", "kimi",

@@ -18,13 +18,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bapo.analysis.whatif.recording import RecordedStep
-from bapo.analysis.whatif.simulation import SimulatedStep, replayed
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.core.statistics import INTERVAL, estimate
 from bapo.core.types import GroupResult, Origin, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.recording import RecordedStep
+from bapo.whatif.simulation import SimulatedStep, replayed
 
 HELD_OUT = ("easy", "hard")
 NUM_HELD_OUT, NUM_SAMPLES = 64, 8

@@ -19,10 +19,10 @@ import matplotlib as mpl
 mpl.use("agg")
 import matplotlib.pyplot as plt
 
-from bapo.analysis.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy
-from bapo.analysis.compare.gather import Compared, Measured, Method, code_of, gather
-from bapo.analysis.compare.tables import interval, points
 from bapo.core.text import count, duration
+from studies.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy
+from studies.compare.gather import Compared, Measured, Method, code_of, gather
+from studies.compare.tables import interval, points
 
 PAGE, PICTURE = Path("docs/which_method.md"), Path("docs/images/results.png")
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"

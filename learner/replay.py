@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from bapo.analysis.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import ConfigError, DivergenceError
@@ -30,6 +29,7 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags, run_process
 from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.replayable import ReplayPlan, plan_replay, plan_replay_of
 from learner.checkpoint import open_checkpoint
 from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.step_report import MinibatchResult, Stopwatch

@@ -15,7 +15,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import Protocol, Self
 
 from bapo.core.batch_items import Item, whole
 from bapo.core.types import GroupStat, HardPrompt, Origin
@@ -105,51 +106,41 @@ def whole_groups(x1: Iterable[str] = (), x2: Iterable[str] = (), x3: Iterable[st
     return tuple(whole(origin, group_id) for origin, ids in parts for group_id in ids)
 
 
-class Reason:
+class Word(StrEnum):
+    """Reason words; what each means is its `text`. A composer's file may have words of its own, in another subclass."""
+
+    text: str
+
+    def __new__(cls, word: str, text: str) -> Self:
+        member = str.__new__(cls, word)
+        member._value_, member.text = word, text
+        return member
+
+
+class Reason(Word):
     """Why a group trains in a step or does not."""
 
-    INFORMATIVE = "informative"
-    """x1: passed the online filter."""
-    IMPROVED = "improved"
-    """x2: c1 < mu' < 1 at its re-evaluation."""
-    REUSED = "reused"
-    """x3: drawn from B_high."""
-    YOUNGEST = "youngest"
-    """x3: an informative group of B_high, whatever its window, among the youngest."""
-    REPLAYED = "replayed"
-    """Rows of a stored group train with a fresh group of its prompt."""
-    SUPERVISED = "supervised"
-    """Its expert row trains by cross-entropy."""
-    ALL_INCORRECT = "all_incorrect"
-    """Not trained: all rewards are 0."""
-    ALL_CORRECT = "all_correct"
-    """Not trained: all rewards are 1."""
-    FILTERED = "filtered"
-    """Informative, but dropped by the Gaussian or uniform filter."""
-    DUPLICATE_PROMPT = "duplicate_prompt"
-    """Another group of the same prompt is in the batch."""
-    STILL_HARD = "still_hard"
-    """Re-evaluated with mu' <= c1: stays in B_bad."""
-    SOLVED = "solved"
-    """Re-evaluated with mu' = 1: leaves B_bad, nothing to learn."""
-    NO_ROOM = "no_room"
-    """Improved, but the batch is full: stays in B_bad."""
-    LEFT_BAD = "left_bad"
-    """Re-evaluated, but its prompt has meanwhile left B_bad."""
-    NO_VARIANCE = "no_variance"
-    """All rewards are the same fraction between 0 and 1: no advantage."""
-    NOT_USED = "not_used"
-    """Re-evaluated, but the algorithm, or the ablation, does not use such groups."""
-    SURPLUS = "surplus"
-    """Informative, but the rounds of its step have filled the batch without it."""
-    PROMISING = "promising"
-    """A pilot: the rest of its group will be sampled."""
-    DEFERRED = "deferred"
-    """A pilot: a new prompt is expected to be more informative than the rest of its group."""
-    COMPLETED = "completed"
-    """A pilot: trains with the rest of its group."""
-    STALE = "stale"
-    """Fresh, but sampled more than `cadence.max_staleness` steps ago: dropped, and its prompt is re-sampled."""
+    INFORMATIVE = "informative", "it passed the online filter"
+    IMPROVED = "improved", "re-evaluated with c1 < mu < 1"
+    REUSED = "reused", "drawn from B_high"
+    YOUNGEST = "youngest", "among the youngest informative groups of B_high"
+    REPLAYED = "replayed", "rows of a stored group train with a fresh group of its prompt"
+    SUPERVISED = "supervised", "its expert row trains by cross-entropy"
+    ALL_INCORRECT = "all_incorrect", "all rewards are 0"
+    ALL_CORRECT = "all_correct", "all rewards are 1"
+    FILTERED = "filtered", "informative, but the online filter dropped it"
+    DUPLICATE_PROMPT = "duplicate_prompt", "another group of the same prompt is in the batch"
+    STILL_HARD = "still_hard", "re-evaluated with mu <= c1: stays in B_bad"
+    SOLVED = "solved", "re-evaluated with mu = 1: leaves B_bad, nothing to learn"
+    NO_ROOM = "no_room", "improved, but the batch is full: stays in B_bad"
+    LEFT_BAD = "left_bad", "re-evaluated, but its prompt has left B_bad meanwhile"
+    NO_VARIANCE = "no_variance", "all rewards are the same fraction between 0 and 1: no advantage"
+    NOT_USED = "not_used", "re-evaluated, but the algorithm, or its ablation, does not use such groups"
+    SURPLUS = "surplus", "informative, but the rounds of its step have filled the batch without it"
+    PROMISING = "promising", "a pilot: the rest of its group will be sampled"
+    DEFERRED = "deferred", "a pilot: a new prompt is expected to be more informative than the rest of its group"
+    COMPLETED = "completed", "a pilot: trains with the rest of its group"
+    STALE = "stale", "sampled more than cadence.max_staleness steps ago: dropped, and its prompt is re-sampled"
 
 
 class Composer(Protocol):

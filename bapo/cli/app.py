@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 import bapo
-from bapo.cli import config, env, reward, tokens
+from bapo.cli import config, reward, tokens
 from bapo.cli.arguments import TAKES_OVERRIDES
 from bapo.cli.buffer import files, inspect, maintain
-from bapo.cli.help import HELP, Command, Group, Panel, group
-from bapo.cli.recorded import compare, replay, whatif
+from bapo.cli.elsewhere import OfStudies, Root, said_to_be_missing
+from bapo.cli.help import HELP, Command, Panel, group
+from bapo.cli.recorded import replay, report, whatif
 from bapo.cli.running import logs, monitor, runs, stop
-from bapo.cli.training import export, init, study, train, up
+from bapo.cli.training import export, init, train, up
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
 from bapo.runtime.standard_streams import print_any_text
@@ -24,7 +25,7 @@ app = typer.Typer(
     name="bapo",
     help="Post-train language models with reinforcement learning from verifiable rewards, off-policy (BAPO, ICLR 2026)."
     "\n\nNew here? bapo init writes a config, bapo train runs it.",
-    cls=Group,
+    cls=Root,
     context_settings=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -33,8 +34,7 @@ app = typer.Typer(
 
 buffer = group("Inspect, check, export and edit the buffer of a running run.")
 for command in (
-    inspect.stats, inspect.bad, inspect.high, inspect.groups, inspect.show, files.export, files.snapshot, files.restore,
-    maintain.drop, maintain.verify,
+    inspect.stats, files.export, files.snapshot, files.restore, maintain.drop, maintain.verify,
 ):  # fmt: skip
     buffer.command(cls=Command)(command)
 
@@ -59,11 +59,16 @@ def _add(panel: Panel, function: Callable[..., Any], name: str | None = None, *,
     app.command(name, cls=Command, rich_help_panel=panel.value, context_settings=settings)(function)
 
 
+def _add_of_studies(panel: Panel, name: str) -> None:
+    options = app.command(name, cls=OfStudies, rich_help_panel=panel.value, context_settings=TAKES_OVERRIDES)
+    options(said_to_be_missing)
+
+
 _add(Panel.TRAIN, init.init)
 _add(Panel.TRAIN, train.train, overrides=True)
 _add(Panel.TRAIN, train.evaluate, "eval", overrides=True)
 _add(Panel.TRAIN, export.export)
-_add(Panel.TRAIN, study.study)
+_add_of_studies(Panel.TRAIN, "study")
 _add(Panel.RUNS, runs.runs)
 _add(Panel.RUNS, runs.status)
 _add(Panel.RUNS, monitor.watch)
@@ -71,8 +76,8 @@ _add(Panel.RUNS, logs.logs)
 _add(Panel.RUNS, monitor.scale)
 _add(Panel.RUNS, stop.stop)
 _add(Panel.INSPECT, monitor.view)
-_add(Panel.INSPECT, compare.report)
-_add(Panel.INSPECT, compare.compare)
+_add(Panel.INSPECT, report.report)
+_add_of_studies(Panel.INSPECT, "compare")
 _add(Panel.INSPECT, monitor.track)
 _add(Panel.INSPECT, whatif.explain)
 _add(Panel.INSPECT, whatif.simulate, overrides=True)
@@ -80,7 +85,6 @@ _add(Panel.INSPECT, replay.replay)
 app.add_typer(buffer, name="buffer", rich_help_panel=Panel.BUFFER.value)
 app.add_typer(config.app, name="config", rich_help_panel=Panel.CONFIGURE.value)
 _add(Panel.CONFIGURE, monitor.doctor, overrides=True)
-_add(Panel.CONFIGURE, env.env)
 app.add_typer(reward.app, name="reward", rich_help_panel=Panel.DATA.value)
 _add(Panel.DEPLOY, up.up, overrides=True)
 _add(Panel.DEPLOY, up.create, overrides=True)

@@ -41,7 +41,7 @@ class LossConfig(Frozen):
     """Aggregation of token losses over the global mini-batch."""
     advantage: Literal["group", "gae", "tempo", "tree"] = "group"
     """Baseline: the responses to the same prompt (eq. 2), or a critic (section `critic`). `tempo` and `tree` credit
-    each token by the prefixes that responses share (bapo/algorithms/prefix_tree.py)."""
+    each token by the prefixes that responses share (learner/advantages/prefix_tree.py)."""
     tree_lambda: float = Field(0.0, ge=0, le=1)
     """lambda of `advantage = tree`: 0 credits only the token at which responses part."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"

@@ -54,25 +54,9 @@ class BufferAdmin:
         """As `bapo.transport.buffer_client.BufferClient`, with a shorter `retry_s` for interactive use."""
         self._service = ServiceClient("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
 
-    def bad(self, offset: int, limit: int) -> Rows:
-        """B_bad, oldest first."""
-        return self._rows("/bad", offset, limit)
-
-    def high(self, offset: int, limit: int) -> Rows:
-        """B_high, oldest first."""
-        return self._rows("/high", offset, limit)
-
     def held(self, offset: int = 0, limit: int = ALL) -> Rows:
         """All groups and their tables, ordered by id."""
         return self._rows("/groups", offset, limit)
-
-    def places(self, group_id: str) -> list[str]:
-        """Tables of one group; [] if there are none."""
-        items = self._get("/groups", {"group_id": group_id})["items"]
-        return list(items[0]["places"]) if items else []
-
-    def group(self, group_id: str) -> Group:
-        return unpack_group(self._service.call("GET", f"/frames/{quoted(group_id)}").body)
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
         """The groups that are still stored, in order."""

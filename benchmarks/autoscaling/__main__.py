@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bapo.algorithms.autoscaling import AutoscalingConfig
-from bapo.analysis import drawing
+from bapo.config.autoscaling import AutoscalingConfig
 from benchmarks.autoscaling.simulation import Point, Setting, Simulation, changes_of, shares
+from studies import drawing
 
 CHANGES = ((400.0, 2.0, 1.0), (900.0, 2.0, 0.5), (1400.0, 1.0, 1.0))
 SPANS = ((100, 400), (550, 900), (1050, 1400), (1650, 2000))

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from bapo.algorithms.autoscaling import AutoscalingConfig, Observation, ScalingReason, State, decide
+from bapo.config.autoscaling import AutoscalingConfig, ScalingReason
+from rollout_server.autoscaling.rule import Observation, State, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

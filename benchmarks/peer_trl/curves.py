@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bapo.algorithms.selectors.uniform import epoch_order, position
-from bapo.analysis.significance import TAIL, student_quantile
 from bapo.tasks.countdown import make_task
 from benchmarks.training import train
+from studies.significance import TAIL, student_quantile
 
 CONFIG = "benchmarks/peer_trl/curves.toml"
 NUM_TRAIN = 2000

@@ -327,17 +327,3 @@ class Page(Body):
     total: int
     offset: int
     items: list[dict[str, Any]]
-
-
-class TablePage(Page):
-    """One page of B_bad or B_high, oldest first."""
-
-    model_config = example(
-        total=1,
-        offset=0,
-        step=12,
-        items=[{"prompt_id": "9f2c41d0", "mu": 0.125, "birth": 9, "age": 3, "attempts": 1}],
-    )
-
-    step: int
-    """Newest assembled step: ages are measured from it."""

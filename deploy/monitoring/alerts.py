@@ -225,8 +225,8 @@ ALERTS = (
     Alert(
         name="AllRewardsZero", severity="warning", for_s=20 * MINUTE,
         summary="No fresh response has been correct for twenty minutes: there is no learning signal.",
-        runbook="Read responses (`bapo buffer show`) and test the reward function: wrong answer format, a length "
-        "limit that truncates everything, prompts that are too hard, or a collapsed policy.",
+        runbook="Read responses (`bapo view RUN`) and test the reward function: wrong answer format, a length limit "
+        "that truncates everything, prompts that are too hard, or a collapsed policy.",
         expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} <= 0",
         fires=Case({f"bapo_reward_global_mean_ratio{R}": "0x30"}, 25),
         quiet=Case({f"bapo_reward_global_mean_ratio{R}": "0x15 0.01 0x15"}, 25),
@@ -269,7 +269,7 @@ ALERTS = (
     Alert(
         name="BadBufferNeverPromotes", severity="warning",
         summary="Five rounds of re-evaluation in an hour, and no hard prompt improved.",
-        runbook="B_bad contains prompts that the model cannot solve: `bapo buffer bad RUN`; a smaller max_reevaluated "
+        runbook="B_bad contains prompts that the model cannot solve: the page lists them; a smaller max_reevaluated "
         "reduces their cost, and `bapo buffer` can drop them.",
         expr=lambda t: "sum by (run) (increase(bapo_reevaluation_prompts_total"
         f'{{outcome="improved"}}[{t.span(HOUR)}])) == 0 '

@@ -26,7 +26,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import ContractError
 from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader, Patches
-from learner.batch.advantages import left_out, of_kind_sft, row_advantages
+from learner.advantages.of_batch import left_out, of_kind_sft, row_advantages
 from learner.batch.packed_attention import Packing, pack_rows
 from learner.losses.base import Rows
 

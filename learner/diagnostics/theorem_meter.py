@@ -18,7 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.divergences import (
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.core.types import Batch, Origin
+from learner.batch.packing import Columns
+from learner.diagnostics.divergences import (
     MAX_LOG_RATIO,
     Divergences,
     GroupGaps,
@@ -27,10 +30,7 @@ from bapo.algorithms.divergences import (
     pooled,
     response_gaps,
 )
-from bapo.algorithms.settings import AlgorithmConfig
-from bapo.algorithms.theory import Bound, k1, k2, k2_on_grid, k3, reweighted_rewards, subset_bound
-from bapo.core.types import Batch, Origin
-from learner.batch.packing import Columns
+from learner.diagnostics.theory import Bound, k1, k2, k2_on_grid, k3, reweighted_rewards, subset_bound
 
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from bapo.algorithms.advantages import gae, whitened
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from learner.batch.advantages import entry_factor, shaped_rewards
+from learner.advantages.formulas import gae, whitened
+from learner.advantages.of_batch import entry_factor, shaped_rewards
 from learner.batch.packing import MicroBatch
 from learner.distributed.shard_files import (
     MODEL,

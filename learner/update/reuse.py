@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.algorithms.divergences import effective_share
 from bapo.config.tree import Config
 from bapo.core.types import Origin
-from learner.batch.advantages import entry_factor
+from learner.advantages.of_batch import entry_factor
 from learner.batch.packing import Columns, Int64s
+from learner.diagnostics.divergences import effective_share
 from learner.update.step_state import StepInputs
 
 MAX_LOG_WEIGHT = 5.0

@@ -23,7 +23,7 @@ from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader
-from learner.batch.advantages import token_advantages
+from learner.advantages.of_batch import token_advantages
 from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of
 from learner.losses.base import Rows, TokenInputs
 from learner.losses.objective import importance_weight, token_weights

@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from bapo.algorithms.autoscaling import INPUTS, Observation, ScalingDecision, ScalingReason, State, decide
+from bapo.config.autoscaling import ScalingReason
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.messages import BufferStatus
+from rollout_server.autoscaling.rule import INPUTS, Observation, ScalingDecision, State, decide
 from rollout_server.autoscaling.window import Moment, Window, trains
 from rollout_server.fleet.fleet import Fleet
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bapo.algorithms.autoscaling import Observation
 from bapo.config.tree import Config
 from bapo.core.types import Purpose
 from bapo.transport.messages import BufferStatus
 from bapo.transport.rollout_client import WorkerStatus
+from rollout_server.autoscaling.rule import Observation
 
 LONGEST_WINDOWS = 8
 """A window without a weight update lasts at most this many times `window_s`."""

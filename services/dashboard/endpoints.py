@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.analysis.whatif.history import History
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.group import exported_group, group
+from services.dashboard.history import History
 from services.dashboard.images import exported_image, image
 from services.dashboard.overview import PromptVisits, StepRows, overview
 from services.dashboard.prompts import PromptIndex, exported_prompt, exported_prompts, prompt, prompts

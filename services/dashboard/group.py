@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bapo.analysis.whatif.history import History, Visit
 from bapo.core.errors import ContractError
 from bapo.core.types import GroupResult
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
+from services.dashboard.history import History, Visit
 from services.dashboard.prompts import PromptIndex
 from services.dashboard.run_view import RunView, number
 

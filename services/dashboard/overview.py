@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.algorithms.composer import Decision
-from bapo.analysis.compare.prompts import matrix_of, right
-from bapo.analysis.run_records import BASE_VERSION, PHASES, held_out_curves
-from bapo.analysis.whatif.explanation import meanings
-from bapo.analysis.whatif.history import History
-from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
 from bapo.core.correctness import measure_of
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
+from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations
+from bapo.runtime.run_directory.recording import RecordedStep
+from services.dashboard.history import History
 from services.dashboard.run_view import RunView, number
 
 PLAIN = (
@@ -95,7 +93,7 @@ class Seen:
 class PromptVisits:
     """A fold: how prompts move between pass rate bins, and which were newly solved (figures 7 and 15).
 
-    Counts like `bapo.analysis.compare.prompts`, incrementally: per prompt it keeps the first and the last fresh
+    Counts like the comparison of runs, incrementally: per prompt it keeps the first and the last fresh
     visit, and the origins that trained it in between.
     """
 
@@ -110,7 +108,7 @@ class PromptVisits:
         """Add one step: its visits first, then the trained groups."""
         new = list({result.group_id: result for result in step.results if result.birth == step.step}.values())
         visits = [result for result in new if result.purpose is Purpose.FRESH and len(result.rewards) == self._size]
-        bins = Counter(map(right, visits))
+        bins = Counter(num_correct(result.rewards) for result in visits)
         moved: Counter[int] = Counter()
         for result in visits:
             self._visit(result, moved)
@@ -148,7 +146,7 @@ class PromptVisits:
         return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
 
     def _visit(self, result: GroupResult, moved: Counter[int]) -> None:
-        now = right(result)
+        now = num_correct(result.rewards)
         seen = self._prompts.get(result.prompt_id)
         if seen is None:
             self._prompts[result.prompt_id] = Seen(first=now, last=now)
@@ -231,7 +229,7 @@ def overview(view: RunView, *, since: int = 0, measured: int = 0, generation: in
         "measured": len(rows),
         "held_out": held_out(rows) if len(rows) != known else None,
         "run": about(view),
-        "meanings": meanings(view.config.algorithm.name) if first == 0 else None,
+        "meanings": view.fold(History).meanings if first == 0 else None,
     }
 
 
@@ -301,4 +299,4 @@ def _moved(base: Row | None, row: Row) -> list[list[int]] | None:
         return None
     before, after = base["rewards"], row["rewards"]
     pairs = [(num_correct(before[name]), num_correct(after[name])) for name in before if name in after]
-    return [list(line) for line in matrix_of(pairs, int(row["num_samples"])).counts]
+    return [list(line) for line in migrations(pairs, int(row["num_samples"]))]

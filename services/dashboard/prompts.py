@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from bapo.analysis.compare.prompts import right
-from bapo.analysis.whatif.history import History, Visit
-from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
-from bapo.core.types import Purpose
+from bapo.core.types import Purpose, num_correct
+from bapo.runtime.run_directory.recording import RecordedStep
+from services.dashboard.history import History, Visit
 from services.dashboard.run_view import RunView, number
 
 LIMIT = 100
@@ -63,7 +62,7 @@ class PromptIndex:
             places.append(step.step)
             found.num_visits += 1
             if result.purpose is Purpose.FRESH and result.birth == step.step and len(result.rewards) == self._size:
-                found.fresh.append((step.step, right(result)))
+                found.fresh.append((step.step, num_correct(result.rewards)))
 
     def prompts(self) -> Iterator[Summary]:
         """All prompts, last seen first."""
@@ -134,7 +133,7 @@ def _row(found: Summary) -> dict[str, Any]:
 
 
 def prompt(view: RunView, *, id: str) -> dict[str, Any]:
-    """One prompt: every visit with the deciding inequality, and when and why it entered and left each table.
+    """One prompt: every visit with its reason, and when and why it entered and left each table.
 
     Raises: ContractError for a prompt that no assembly has read (yet: see `is_complete`)."""
     history = view.fold(History)

@@ -19,13 +19,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
-from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ContractError
 from bapo.core.types import GroupResult
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.recording import RecordedStep
 from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url

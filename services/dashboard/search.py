@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
+from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.run_view import RunView
 
 LIMIT = 50

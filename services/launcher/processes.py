@@ -104,7 +104,7 @@ class Starter:
         own = {name: value for name, value in self._env.items() if name != HUB_OFFLINE or name in os.environ}
         return [
             replace(
-                self._spec(f"{TRACKER}-{name}", "bapo.analysis.trackers", "--to", name, may_end=True, has_health=False),
+                self._spec(f"{TRACKER}-{name}", "services.trackers", "--to", name, may_end=True, has_health=False),
                 env=own,  # no token: it calls no BAPO service
                 restarts=Restarts.CRASHED,
                 is_optional=True,

@@ -85,16 +85,6 @@ def held(client: BufferClient) -> dict[str, list[str]]:
     return {item["group_id"]: item["places"] for item in BufferAdmin(client.url).held().items}
 
 
-def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferClient) -> None:
-    text = call(client, "show", "g-d").stdout
-    assert "high, batch 1" in text
-    assert text.count("graded") == 8
-    found = as_json(client, "show", "g-d")
-    assert (found["rewards"][:3], found["token_ids"][1]) == ([1.0, 1.0, 0.0], [101, 102])
-    with pytest.raises(ContractError, match=r"group g-f is not in the buffer at .*: it is not sampled yet"):
-        raise call(client, "show", "g-f").exception or AssertionError
-
-
 def test_a_snapshot_brings_everything_back_but_evaluations(
     client: BufferClient, served: tuple[RedisStore, BufferClient], tmp_path: Path
 ) -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.analysis.whatif.recording import read_recording
-from bapo.analysis.whatif.simulation import as_recorded, compare, what_if
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch_frames, pack_group, unpack_batch, unpack_pull
 from bapo.core.types import Batch, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.recording import read_recording
+from bapo.whatif.simulation import as_recorded, compare, what_if
 from buffer_service.assembly import in_step_order
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService

@@ -21,7 +21,7 @@ TRAINED = {
     Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.YOUNGEST, Reason.REPLAYED, Reason.SUPERVISED,
     Reason.COMPLETED,
 }  # fmt: skip
-WORDS = {value for name, value in vars(Reason).items() if name.isupper()}
+WORDS = set(Reason)
 PROMPTS = [f"p{i}" for i in range(12)]
 
 WITH_EXPERTS = ("luffy", "relift")

@@ -19,7 +19,7 @@ from tests.support.containers import images, processes
 from tests.support.import_graph import ImportGraph
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services")
+PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services", "studies")
 IMAGES = images(REPOSITORY)
 PROCESSES = sorted({(process.image, process.module) for process in processes(REPOSITORY)})
 GRAPH = ImportGraph(REPOSITORY, PACKAGES)
@@ -30,7 +30,7 @@ OPTIONAL = {
     ("* *", "wandb mlflow tensorboardX trackio"): "trackers have a requirement file of their own, and say so",
     ("bapo-buffer *", "pyarrow"): "readers and writers of records: the buffer service itself calls none of them",
     ("bapo-buffer bapo.cli", "PIL jinja2 huggingface_hub tokenizers"): "commands on data and models: bapo-services",
-    ("* bapo.cli", "matplotlib"): "figures of `bapo compare`",
+    ("* bapo.cli", "matplotlib studies"): "`bapo compare` and `bapo study`, which say that the package is missing",
     ("* bapo.cli", "torch transformers vllm safetensors math_verify"): "train, doctor, export and reward test",
     ("* bapo.cli", "learner rollout_server"): "parts that `bapo train` starts on one machine",
     ("bapo-services services.*", "math_verify"): "graders alone verify, in bapo-rollout",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.study.plan import read_study
 from bapo.config.load import load_config
 from bapo.tasks.base import make_prompt
 from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import load_reward
+from studies.plan import read_study
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROW = {"numbers": [26, 72, 61], "target": 37, "answer": "<answer>(26+72)-61</answer>"}

@@ -19,7 +19,7 @@ from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.core.types import Batch
-from learner.batch.advantages import row_advantages
+from learner.advantages.of_batch import row_advantages
 from learner.batch.packing import columns_of
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised

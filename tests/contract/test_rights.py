@@ -79,8 +79,6 @@ ROUTES = [
     ("GET", "/success-counts", {SCHEDULER}),
     ("GET", "/selector", {SCHEDULER}),
     ("PUT", "/selector/1", {SCHEDULER}),
-    ("GET", "/bad", {VIEWER}),
-    ("GET", "/high", {VIEWER}),
     ("GET", "/batches", {SCHEDULER, VIEWER}),
     ("GET", "/counters", {VIEWER}),
     ("GET", "/metrics", {VIEWER}),

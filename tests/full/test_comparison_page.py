@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bapo.analysis import drawing
-from bapo.analysis.compare.gather import Compared, gather
-from bapo.analysis.compare.page import write_comparison
 from bapo.cli.app import app
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
+from studies import drawing
+from studies.compare.gather import Compared, gather
+from studies.compare.page import write_comparison
 from tests.support.synthetic_runs import evaluation_row, result, write_run
 
 

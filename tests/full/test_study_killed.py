@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import tomli_w
 
-from bapo.analysis.study.state import Results
 from bapo.runtime.run_directory.layout import RunDirectory
+from studies.state import Results
 from tests.support.launch import (
     START_S,
     Start,

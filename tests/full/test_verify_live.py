@@ -50,13 +50,14 @@ def work(client: BufferClient, worker: str, is_over: Callable[[], bool]) -> None
             client.release(worker)
 
 
-def drop(admin: BufferAdmin, dropped: list[str], is_over: Callable[[], bool]) -> None:
-    """The newest entry of B_high and the oldest of B_bad, again and again; both change meanwhile."""
+def drop(client: BufferClient, dropped: list[str], is_over: Callable[[], bool]) -> None:
+    """An entry of B_high and the oldest of B_bad, again and again; both change meanwhile."""
+    admin = BufferAdmin(client.url)
     while not is_over():
-        for item in admin.high(0, 1000).items[-1:]:
+        for item in [item for item in admin.held().items if "high" in item["places"]][-1:]:
             dropped += _dropped(admin.drop_group, item["group_id"])
-        for item in admin.bad(0, 1).items:
-            dropped += _dropped(admin.drop_prompt, item["prompt_id"])
+        for entry, _ in client.hard_prompts()[:1]:
+            dropped += _dropped(admin.drop_prompt, entry.prompt_id)
         time.sleep(0.02)
 
 
@@ -90,7 +91,7 @@ def test_a_buffer_at_full_speed_is_sound_whenever_it_is_looked_at(redis_url: str
             threading.Thread(target=lambda: steps.append(learn(client, is_over))),
             threading.Thread(target=work, args=(client, "w1", is_learned)),
             threading.Thread(target=work, args=(client, "w2", is_learned)),
-            threading.Thread(target=drop, args=(admin, dropped, is_over)),
+            threading.Thread(target=drop, args=(client, dropped, is_over)),
         ]
         for thread in threads:
             thread.start()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.gather import gather, remarks
 from bapo.config.load import load_config
 from bapo.runtime import build_info
 from bapo.runtime.build_info import checked_out, commit
@@ -16,6 +15,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from services.launcher.processes import base_environment
 from services.launcher.session import provenance_of
+from studies.compare.gather import gather, remarks
 from tests.support.synthetic_runs import evaluation_row, write_run
 
 HASH = "0123456789abcdef0123456789abcdef01234567"

@@ -44,7 +44,7 @@ def start(run: RunDirectory, name: str) -> subprocess.Popen[bytes]:
     argv = [
         sys.executable,
         "-m",
-        "bapo.analysis.trackers",
+        "services.trackers",
         "--config",
         str(run.config_path),
         "--run-dir",

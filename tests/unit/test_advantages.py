@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.advantages import (
+from bapo.config.objective import Aggregation
+from learner.advantages.formulas import (
     AdvantageNorm,
     AdvantagePool,
     batch_normalised,
@@ -17,7 +18,6 @@ from bapo.algorithms.advantages import (
     pass_k_weights,
     pooled_advantages,
 )
-from bapo.config.objective import Aggregation
 from learner.losses.objective import token_weights
 from tests.support.vectors import vector
 

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bapo.algorithms.divergences import pooled, response_gaps
 from bapo.config.learner import DiagnosticsConfig
 from bapo.config.tree import Config
 from bapo.core.types import Origin
+from learner.diagnostics.divergences import pooled, response_gaps
 from learner.diagnostics.off_policy_alarm import Alarm, AlarmLog, alarm_of
 from learner.diagnostics.theorem_meter import Cell
 

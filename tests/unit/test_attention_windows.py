@@ -10,7 +10,7 @@ import pytest
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from bapo.runtime.attention_windows import shortest_window, window_of
+from services.launcher.doctor.attention_windows import shortest_window, window_of
 from services.launcher.doctor.check_list import preflight
 from services.launcher.doctor.checks import model_files
 from services.launcher.doctor.situation import Situation

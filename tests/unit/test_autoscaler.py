@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bapo.algorithms.autoscaling import AutoscalingConfig, ScalingReason
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
+from bapo.config.autoscaling import AutoscalingConfig, ScalingReason
 from bapo.config.learner import LearnerConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, RunConfig

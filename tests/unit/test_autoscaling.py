@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.autoscaling import (
-    INPUTS,
-    AutoscalingConfig,
-    Observation,
-    ScalingDecision,
-    ScalingReason,
-    State,
-    decide,
-)
+from bapo.config.autoscaling import AutoscalingConfig, ScalingReason
+from rollout_server.autoscaling.rule import INPUTS, Observation, ScalingDecision, State, decide
 
 MOST = 20
 SETTINGS = AutoscalingConfig(up_cooldown_s=0, down_cooldown_s=0)

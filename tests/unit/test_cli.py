@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.runtime.run_directory.layout import RunDirectory
 
 COMMANDS = [
-    ["init"], ["runs"], ["status"], ["logs"], ["stop"], ["env"],
+    ["init"], ["runs"], ["status"], ["logs"], ["stop"],
     ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["compare"], ["report"], ["doctor"],
     ["view"], ["track"], ["simulate"], ["explain"], ["replay"],
     ["config", "show"], ["config", "diff"], ["config", "schema"], ["config", "presets"],
-    ["buffer", "stats"], ["buffer", "bad"], ["buffer", "high"], ["buffer", "show"], ["buffer", "export"],
-    ["buffer", "groups"], ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
+    ["buffer", "stats"], ["buffer", "export"],
+    ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
     ["buffer", "verify"],
     ["reward", "test"],
     ["tokens", "create"], ["tokens", "rotate"], ["tokens", "retire"],
@@ -62,7 +63,7 @@ def test_every_command_has_examples_that_80_columns_show_whole_and_no_type_of_a_
     assert result.exit_code == 0
     found: Any = typer.main.get_command(app)
     for name in command:
-        found = found.commands[name]
+        found = found.get_command(None, name)
     examples = found.help.partition("Examples:")[2].strip("\n").splitlines()
     shown = [line.strip() for line in result.output.splitlines()]
     assert examples
@@ -237,3 +238,11 @@ def test_latest_is_the_run_that_was_written_to_last(tmp_path: Path, monkeypatch:
     assert "cannot scale run outputs/new" in str(refusal("scale", "latest", "2"))
     assert "cannot scale run outputs/new" in str(refusal("scale", "new", "2"))  # a bare name is below outputs
     assert "cannot scale run outputs/old" in str(refusal("scale", "outputs/old", "2"))
+
+
+def test_where_the_studies_are_not_installed_their_commands_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "studies.commands", raising=False)
+    monkeypatch.setitem(sys.modules, "studies", None)
+    for command in (["compare", "a", "b", "--paper"], ["study", "mine.toml"], ["report", "a", "b", "--out", "c"]):
+        assert "needs the package `studies`" in str(refusal(*command))
+    assert "compare" in call("--help").output

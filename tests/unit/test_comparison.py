@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bapo.analysis.compare.accuracy import difference, final_accuracy, pass_at_k
-from bapo.analysis.compare.gather import Compared, gather
-from bapo.analysis.compare.prompts import (
+from bapo.cli.app import app
+from bapo.config.load import load_config
+from bapo.core.errors import ConfigError
+from bapo.core.types import Origin, Purpose
+from studies.compare.accuracy import difference, final_accuracy, pass_at_k
+from studies.compare.gather import Compared, gather
+from studies.compare.prompts import (
     bins_by_epoch,
     floor_matrix,
     held_out_matrix,
@@ -17,11 +21,7 @@ from bapo.analysis.compare.prompts import (
     matrix_of,
     training_matrix,
 )
-from bapo.analysis.compare.tables import hyper_parameters, table_1, table_4, table_against
-from bapo.cli.app import app
-from bapo.config.load import load_config
-from bapo.core.errors import ConfigError
-from bapo.core.types import Origin, Purpose
+from studies.compare.tables import hyper_parameters, table_1, table_4, table_against
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 BASE = {"p": "0000", "q": "1000", "r": "1100", "s": "0000"}

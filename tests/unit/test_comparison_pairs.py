@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.accuracy import at_equal_responses, means_at
-from bapo.analysis.compare.composition import gradient_norm, is_on_policy, last_entropy, last_length
-from bapo.analysis.compare.gather import Compared, Measured, Method, against, contrasts, gather
-from bapo.analysis.compare.tables import table_1, table_composition, table_equal_responses, table_settings
-from bapo.analysis.run_records import held_out_curves
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupResult, Origin, Purpose
+from bapo.runtime.run_directory.curves import held_out_curves
+from studies.compare.accuracy import at_equal_responses, means_at
+from studies.compare.composition import gradient_norm, is_on_policy, last_entropy, last_length
+from studies.compare.gather import Compared, Measured, Method, against, contrasts, gather
+from studies.compare.tables import table_1, table_composition, table_equal_responses, table_settings
 from tests.support.run_rows import make_evaluation
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 

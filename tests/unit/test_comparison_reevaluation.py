@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.gather import gather
-from bapo.analysis.compare.reevaluation import floor_of, second_looks
 from bapo.core.types import Purpose
+from studies.compare.gather import gather
+from studies.compare.reevaluation import floor_of, second_looks
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 COIN = tuple(float(comb(8, k)) for k in range(9))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bapo.analysis.compare.gather import Compared, Measured, gather
-from bapo.analysis.compare.prompts import above_floor, floor, rescued, rescued_more, unsolved
+from studies.compare.gather import Compared, Measured, gather
+from studies.compare.prompts import above_floor, floor, rescued, rescued_more, unsolved
 from tests.support.synthetic_runs import evaluation_row, write_run
 
 if TYPE_CHECKING:

@@ -14,10 +14,6 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from bapo.analysis.compare.figures import held_out as axis_of
-from bapo.analysis.compare.gather import gather
-from bapo.analysis.compare.tables import all_tables
-from bapo.analysis.trackers.sender import measured
 from bapo.cli.running.runs import state_of
 from bapo.core.correctness import has_partial_credit, pass_at_k, pass_sizes
 from bapo.core.types import num_correct
@@ -26,6 +22,10 @@ from services.dashboard.overview import held_out
 from services.launcher.display.console import evaluation_line
 from services.launcher.display.summary import evaluation_summary, summary
 from services.launcher.display.table import accuracies
+from services.trackers.sender import measured
+from studies.compare.figures import held_out as axis_of
+from studies.compare.gather import gather
+from studies.compare.tables import all_tables
 from tests.support.synthetic_runs import evaluation_row, write_run
 
 BEFORE = {"p": [0.1, 0.1, 0.0, 0.0], "q": [0.0, 0.0, 0.0, 0.0]}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms import divergences as module
-from bapo.algorithms.divergences import Divergences, pooled, response_gaps
+from learner.diagnostics import divergences as module
+from learner.diagnostics.divergences import Divergences, pooled, response_gaps
 from tests.support.vectors import tokens, vector
 
 # Two responses of 3 and 2 tokens, sampled from alpha.

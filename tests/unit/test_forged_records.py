@@ -10,11 +10,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bapo.analysis.study.state import Results
 from bapo.cli import app
 from bapo.core.errors import RecordError
 from bapo.runtime.run_directory.files import read_lines
 from bapo.runtime.run_directory.layout import RunDirectory
+from studies.state import Results
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 RIGHT = {"p": "1000", "q": "1100"}
@@ -114,11 +114,11 @@ def test_a_forged_line_of_a_study_is_named(tmp_path: Path) -> None:
         Results(tmp_path).read()
 
 
-@pytest.mark.parametrize("command", ["compare", "simulate", "explain", "track"])
+@pytest.mark.parametrize("command", ["compare", "simulate", "explain"])
 def test_every_command_that_reads_it_says_so_and_ends_with_2(
     run: RunDirectory, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"explain": ["all", "1"], "track": ["--to", "tensorboard"], "report": ["--out", "x"]}.get(command, [])
+    more = {"explain": ["all", "1"], "report": ["--out", "x"]}.get(command, [])
     run.append_metrics(metrics_row(3) | {"x1": "2"})
     assert "metrics.jsonl line 3: Expected `int" in refused(capsys, monkeypatch, command, str(run.path), *more)
 

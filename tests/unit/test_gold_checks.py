@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bapo.config.tree import Config
-from bapo.tasks.grading.here import HereGrader
 from services.launcher.doctor import gold_checks
 from services.launcher.doctor.checks import Check
 from services.launcher.doctor.gold_checks import gold_answers
+from services.launcher.doctor.here_grader import HereGrader
 from services.launcher.doctor.situation import Situation
 
 REWARDS = """

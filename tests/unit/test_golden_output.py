@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bapo.analysis.compare.tables import Table, table_against
 from bapo.cli.app import app
 from bapo.cli.buffer import inspect
-from bapo.cli.recorded.compare import print_table
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.summary import summary
 from services.launcher.display.table import render
+from studies.commands.compare import print_table
+from studies.compare.tables import Table, table_against
 from tests.support.run_rows import make_evaluation, make_row
 from tests.unit.test_comparison import make_pair
 from tests.unit.test_launcher_display import TRUNCATED, drawn, make_snapshot

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bapo.analysis.group_files import SCHEMA, GroupWriter
+from bapo.cli.buffer.group_files import SCHEMA, GroupWriter
 from bapo.core.errors import StorageError
 from bapo.core.types import Group, Prompt
 from tests.support.factories import make_group

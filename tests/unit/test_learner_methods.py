@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bapo.algorithms.advantages import whitened
 from bapo.config.tree import Config
 from bapo.core.errors import DivergenceError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch
+from learner.advantages.formulas import whitened
 from learner.update.critic import load_critic, value_loss
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import DivergenceError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group, Origin
+from learner.advantages.formulas import group_advantages
 from learner.batch.packing import columns_of, minibatches
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.model.policy import Policy

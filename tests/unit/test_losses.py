@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bapo.algorithms.advantages import group_advantages
+from learner.advantages.formulas import group_advantages
 from learner.batch.packing import rows_of
 from learner.losses.base import TokenInputs, load_loss
 from learner.losses.luffy import shaped_probability

@@ -12,17 +12,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.composer import AssemblyView, Reason
 from bapo.algorithms.composers.pilot_commit import PilotCommit, completed
 from bapo.algorithms.filters import filtered_fresh, nearest_level, online_filter
 from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.analysis.compare.prompts import right
 from bapo.core.types import GroupStat, num_correct
 from bapo.runtime.metrics.server import Telemetry
 from buffer_service.state import Tables
 from buffer_service.store.redis.rows import pack_tables, unpack_tables
+from learner.advantages.formulas import group_advantages
 from learner.diagnostics.gauges import PromptsSeen
 from tests.support.factories import make_hard, make_result, make_stat
 from tests.unit.test_composer import compose, prompts, rng_of
@@ -121,11 +120,6 @@ def test_a_prompt_is_newly_solved_by_a_correct_response_and_not_by_partial_credi
     assert has_unsolved_after(0.1, 0.1, 0.1, 0.1)
     assert has_unsolved_after(0.9, 0.9, 0.9, 0.9)
     assert not has_unsolved_after(0, 0, 0.1, 1)
-
-
-def test_accuracy_bins_count_correct_responses() -> None:
-    assert right(make_result(rewards=[0.1] * 8)) == 0
-    assert right(make_result(rewards=[0.1, 0.1, 1, 1, 0.9, 0, 0, 0])) == 2
 
 
 # -- filters

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bapo.algorithms.prefix_tree import prefix_values, shared_lengths
 from bapo.config.tree import Config
-from learner.batch.advantages import token_advantages
+from learner.advantages.of_batch import token_advantages
+from learner.advantages.prefix_tree import prefix_values, shared_lengths
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config
 

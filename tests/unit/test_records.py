@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of, replayable_steps
 from bapo.core.codec import pack_batch
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.runtime.run_directory import layout
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.replayable import plan_replay, plan_replay_of, replayable_steps
 from tests.support.factories import FULL_RESULT, make_batch, make_result
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch
 from bapo.core.errors import DivergenceError
 from bapo.core.types import Batch
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.replayable import plan_replay, plan_replay_of
 from learner.loop import Learner
 from learner.replay import Replay, as_json, as_text, replay
 from tests.support.learner import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch

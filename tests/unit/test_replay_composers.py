@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.composers.repo import STRATEGIES, Stored
@@ -17,6 +16,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupStat
+from learner.advantages.formulas import group_advantages
 from tests.support.factories import make_stat
 from tests.support.vectors import vector
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.advantages import gae, length_reward, overlong_penalty, whitened
 from bapo.config.load import load_config
 from bapo.core.types import BatchEntry, Origin
-from learner.batch.advantages import row_advantages, shaped_rewards
+from learner.advantages.formulas import gae, length_reward, overlong_penalty, whitened
+from learner.advantages.of_batch import row_advantages, shaped_rewards
 from learner.update.anchors import reference_share
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config

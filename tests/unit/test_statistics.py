@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from bapo.analysis.significance import (
+from bapo.core.statistics import difference, estimate, shared_means
+from studies.significance import (
     crossed,
     holm,
     student_quantile,
     weighted,
 )
-from bapo.core.statistics import difference, estimate, shared_means
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from bapo.analysis.study.plan import Study, parse_study, read_study
-from bapo.analysis.study.state import State, changed, inspect_run
 from bapo.config.load import dump_toml
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
+from studies.plan import Study, parse_study, read_study
+from studies.state import State, changed, inspect_run
 
 
 def study_values(**study: Any) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.study.plan import Study
-from bapo.analysis.study.runner import (
+from bapo.runtime.run_directory.layout import RunDirectory
+from studies.plan import Study
+from studies.runner import (
     Estimates,
     Outcome,
     Runner,
@@ -17,8 +18,7 @@ from bapo.analysis.study.runner import (
     reason_of,
     tidy,
 )
-from bapo.analysis.study.state import State, StudyRun
-from bapo.runtime.run_directory.layout import RunDirectory
+from studies.state import State, StudyRun
 from tests.support.run_rows import make_row
 from tests.unit.test_study_plan import make, plan
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from bapo.algorithms.advantages import group_advantages
-from bapo.algorithms.theory import (
+from learner.advantages.formulas import group_advantages
+from learner.diagnostics.theory import (
     Estimate,
     k1,
     k2,

@@ -9,14 +9,14 @@ from typing import Any, get_args
 
 import pytest
 
-from bapo.analysis.trackers.base import TrackedRun, load_tracker, refuse_unusable, tracker_names
-from bapo.analysis.trackers.sender import Sender, measured, numbers_of, send_run
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tracking import TrackerName, TrackingConfig
 from bapo.core.errors import ConfigError, RecordError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.processes import Starter
 from services.launcher.supervision.child_process import Restarts
+from services.trackers.base import TrackedRun, load_tracker, refuse_unusable, tracker_names
+from services.trackers.sender import Sender, measured, numbers_of, send_run
 
 EVALUATION = {
     "split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30,
@@ -143,7 +143,7 @@ def test_a_damaged_note_of_what_was_sent_is_an_error_and_not_a_second_sending(ru
 
 
 def test_two_processes_never_send_a_run_to_one_tracker(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.analysis.trackers.sender.load_tracker", lambda name, tracked: Service())
+    monkeypatch.setattr("services.trackers.sender.load_tracker", lambda name, tracked: Service())
     first = send_run(run, "service", TrackingConfig(), {}, lambda seconds: True)
     assert next(first) == 3
     with pytest.raises(ConfigError, match="another process is already sending"):

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from bapo.analysis.whatif.history import History
-from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
 from bapo.core.types import GroupResult, Origin, Purpose
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.assets import answers
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
+from services.dashboard.history import History
 from services.dashboard.overview import PromptVisits, table_ages
 from services.dashboard.run_view import RunView
 from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_rollout_run
@@ -154,10 +154,10 @@ def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) 
         (1, 1, 0, 4, None),
         (2, 2, 1, 4, "x1"),
     ]
-    assert found["visits"][0]["why"] == "its fresh group had k = 0 of 4, and the range filter needs 1 <= k <= 3"
+    assert found["visits"][0]["why"] == "its fresh group had k = 0 of 4, all_incorrect: all rewards are 0"
     assert [visit["has_text"] for visit in found["visits"]] == [False, True]
     assert (found["transitions"][0]["table"], found["transitions"][0]["change"]) == ("bad", "entered")
-    assert found["transitions"][0]["why"] == "fresh group with mu = 0 <= c1 = 0.125"
+    assert found["transitions"][0]["why"] == "group with mu = 0"
     assert found["differs"] == ""
 
 

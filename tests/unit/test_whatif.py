@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bapo.analysis.whatif.explanation import Case, clause, explain, find_prompt
-from bapo.analysis.whatif.history import History
-from bapo.analysis.whatif.recording import RecordedStep, Recording, read_recording
-from bapo.analysis.whatif.simulation import SimulatedStep, Source, as_recorded, compare, what_if
+from bapo.algorithms.composer import Reason, Word
 from bapo.cli.app import app
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupResult, Origin, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.recording import RecordedStep, Recording, read_recording
+from bapo.whatif.explanation import explain, find_prompt, meanings
+from bapo.whatif.simulation import SimulatedStep, Source, as_recorded, compare, what_if
+from services.dashboard.history import History
 from tests.support.factories import make_result
 
 G = 8
@@ -147,22 +148,20 @@ def test_a_hard_prompt_enters_is_asked_again_improves_and_leaves(history: Histor
     first, second = history.visits("a")
     assert (first.step, first.kind, first.stat.mu, first.result.origin) == (1, "fresh", 0.0, None)
     assert (second.step, second.kind, second.stat.mu, second.result.origin) == (2, "reevaluated", 3 / 8, "x2")
-    assert "c1 = 0.125 < mu' = 0.375 < 1" in second.sentence
+    assert second.sentence == "its re-evaluated group had k = 3 of 8, improved: re-evaluated with c1 < mu < 1"
     entered, left = history.transitions("a")
     assert (entered.step, entered.table, entered.change) == (1, "bad", "entered")
-    assert entered.sentence == "fresh group with mu = 0 <= c1 = 0.125"
+    assert entered.sentence == "group with mu = 0"
     assert (left.step, left.table, left.change) == (2, "bad", "left")
-    assert left.sentence.startswith("trained as X2:")
+    assert left.sentence == second.sentence
 
 
 def test_a_reusable_group_enters_trains_again_and_leaves_when_it_is_too_old(history: History) -> None:
     visits = history.visits("b")
     assert [(visit.step, visit.kind) for visit in visits[:3]] == [(1, "fresh"), (2, "reused"), (3, "reused")]
     assert visits[1].stat.birth == 1
-    assert "c2 = 0.25 <= mu = 0.25 <= c3 = 0.5" in visits[1].sentence
     assert story(history, "b") == [(1, "high", "entered"), (4, "high", "left")]
-    assert history.transitions("b")[0].sentence == "fresh group with c2 = 0.25 <= mu = 0.25 <= c3 = 0.5"
-    assert history.transitions("b")[1].sentence == "expired: 4 - 1 = 3 >= 3 = high_window steps"
+    assert history.transitions("b")[1].sentence.startswith("no group of it was read: it was too old")
 
 
 def test_a_recording_that_the_replay_does_not_give_tells_visits_and_no_tables() -> None:
@@ -173,7 +172,7 @@ def test_a_recording_that_the_replay_does_not_give_tells_visits_and_no_tables() 
     history.advance(steps[1])
     assert "since step 1" in history.differs
     assert [visit.step for visit in history.visits("a")] == [1, 2]
-    assert history.visits("a")[0].sentence == "recorded as 'filtered'"
+    assert "had k = 0 of 8, filtered: " in history.visits("a")[0].sentence
     assert history.transitions("a") == []
     assert not any(history.tables_now().values())
 
@@ -194,108 +193,54 @@ def sentence(recording: Recording, prompt: str, step: int) -> str:
 @pytest.mark.parametrize(
     ("prompt", "step", "want"),
     [
-        ("b", 1, "was in batch 1 as X1: its fresh group had k = 2 of 8, and the range filter needs 1 <= k <= 7; "
-                 "it entered B_high (c2 = 0.25 <= mu = 0.25 <= c3 = 0.5)"),
-        ("a", 1, "was not in batch 1: its fresh group had k = 0 of 8, and the range filter needs 1 <= k <= 7; "
-                 "it entered B_bad (mu = 0 <= c1 = 0.125)"),
-        ("c", 1, "was not in batch 1: its fresh group had k = 8 of 8, and the range filter needs 1 <= k <= 7"),
-        ("a", 2, "was in batch 2 as X2: it was re-evaluated (requested in step 2): c1 = 0.125 < mu' = 0.375 < 1"),
-        ("d", 2, "was not in batch 2: it was re-evaluated (requested in step 2): mu' = 0.125 <= c1 = 0.125, so it "
-                 "stays in B_bad"),
-        ("h", 4, "was not in batch 4: it was re-evaluated (requested in step 4): mu' = 1, so it is "
-                 "solved and leaves B_bad"),
-        ("b", 2, "was in batch 2 as X3: its stored group of step 1 (k = 2 of 8) was sampled from B_high: "
-                 "c2 = 0.25 <= mu = 0.25 <= c3 = 0.5, room 4, candidates 2"),
-        ("g", 3, "was not in batch 3: it was not among the fresh prompts of step 3; in B_bad since 2 with mu = 0 <= "
-                 "c1 = 0.125, and step 3 does not re-evaluate (3 mod 2 = 1)"),
-        ("d", 3, "was not in batch 3: it was not among the fresh prompts of step 3; in B_bad since 1 with mu = 0.125 "
-                 "<= c1 = 0.125, once re-evaluated without success, and step 3 does not re-evaluate "
-                 "(3 mod 2 = 1)"),
-        ("f", 2, "was not in batch 2: it was not among the fresh prompts of step 2; it was in neither B_bad nor "
-                 "B_high; it was read by assemblies once, last in 1"),
+        ("b", 1, "was in batch 1 as X1: its fresh group had k = 2 of 8, informative: it passed the online filter; "
+                 "it entered B_high (mu = 0.25)"),
+        ("a", 1, "was not in batch 1: its fresh group had k = 0 of 8, all_incorrect: all rewards are 0; "
+                 "it entered B_bad (mu = 0)"),
+        ("a", 2, "was in batch 2 as X2: its re-evaluated group had k = 3 of 8, improved: re-evaluated with c1 < mu "
+                 "< 1"),
+        ("b", 2, "was in batch 2 as X3: its stored group of step 1 had k = 2 of 8, reused: drawn from B_high"),
+        ("d", 3, "was not in batch 3: no group of it was read by step 3; it was in B_bad since step 1 with mu = 0.125, "
+                 "re-evaluated once without success; it was read 3 times, last in step 1, 2, 4"),
+        ("f", 2, "was not in batch 2: no group of it was read by step 2; it was read once, last in step 1"),
     ],
 )  # fmt: skip
-def test_each_prompt_of_the_trace_is_told_with_its_inequality(
+def test_each_prompt_of_the_trace_is_told_with_the_reason_of_its_groups(
     trace: Recording, prompt: str, step: int, want: str
 ) -> None:
     assert sentence(trace, prompt, step) == f"prompt {prompt} {want}"
 
 
-@pytest.mark.parametrize(
-    ("rewards", "reason", "want"),
-    [
-        ([0, 0.1, 0.1, 0.1], "informative", "had rewards from 0 to 0.1, mean 0.075, and the range filter needs rewards "
-                                            "that differ"),
-        ([0.1] * 4, "no_variance", "all 4 rewards of its fresh group were 0.1, so every advantage would be 0"),
-        # As an earlier version recorded it.
-        ([0, 0.1, 0.1, 0.1], "all_incorrect", "had rewards from 0 to 0.1, mean 0.075, and the range filter left it "
-                                              "out, because this run was made before groups with partial credit "
-                                              "trained"),
-    ],
-)  # fmt: skip
-def test_partial_credit_is_told_as_rewards_and_not_as_a_count(rewards: list[float], reason: str, want: str) -> None:
-    origin = Origin.X1 if reason == "informative" else None
-    result = make_result(group_id="g", prompt_id="p", rewards=rewards, reason=reason, origin=origin)
-    assert want in sentence(recording_of([[result]]), "p", 1)
+def test_a_late_group_names_the_step_of_its_request_and_partial_credit_is_told_as_rewards() -> None:
+    late = again_result("a", 3, 2, "left_bad", asked=1)
+    assert "its re-evaluated group (requested in step 1) had k = 3 of 8, left_bad: " in sentence(
+        recording_of([trace_results(1), [*trace_results(2)[:6], late]]), "a", 2
+    )
+    partial = make_result(group_id="g", prompt_id="p", rewards=[0, 0.1, 0.1, 0.1], reason="informative")
+    assert "had rewards from 0 to 0.1, mean 0.075, informative" in sentence(recording_of([[partial]]), "p", 1)
 
 
-def test_a_candidate_of_x3_that_was_not_drawn_is_told_with_room_and_candidates(trace: Recording) -> None:
+def test_a_stored_group_that_was_not_drawn_is_told(trace: Recording) -> None:
     replayed = as_recorded(trace)
     left = next(p for p in "bejmq" if p not in {name[-1] for name in replayed[3].decision.x3})
-    born, mu = {"b": (1, 0.25), "e": (1, 0.5), "j": (2, 0.375), "m": (3, 0.5), "q": (3, 0.25)}[left]
+    born, k = {"b": (1, 2), "e": (1, 4), "j": (2, 3), "m": (3, 4), "q": (3, 2)}[left]
     found = explain(trace, replayed, left, 4)
     assert (found.origin, found.reasons) == (None, ())
-    assert found.sentence.endswith(
-        f"in B_high since {born} with mu = {mu} in [c2 = 0.25, c3 = 0.5], but not sampled: room 3, candidates 5"
-    )
+    assert f"it was in B_high since step {born} with k = {k} of 8, and not drawn" in found.sentence
 
 
-@pytest.fixture
-def windowless() -> Recording:
-    """Two steps of the youngest first, B = 6: X1 of step 2 is g, h, i, j, so there is room for two of b, d, e, f."""
-    config = trace_config(x3_policy="youngest", use_x2=False)
-    second = {"g": 4, "h": 4, "i": 4, "j": 3, "k": 0, "l": 0}
-    words = {0: "all_incorrect", G: "all_correct"}
-    steps = [
-        [
-            fresh_result(p, k, step, words.get(k, "informative"), None if k in words else Origin.X1)
-            for p, k in one.items()
-        ]
-        for step, one in enumerate((FRESH[0], second), start=1)
-    ]
-    steps[1] += [fresh_result(p, FRESH[0][p], 1, "youngest", Origin.X3) for p in "eb"]
-    return recording_of(steps, config)
+class Own(Word):
+    LUCKY = "lucky", "drawn by lot"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "step", "want"),
-    [
-        ("f", 1, "it entered B_high (mu = 0.875, its rewards differ: no window)"),
-        ("e", 2, "among the youngest informative ones of B_high"),
-        ("d", 2, "in B_high since 1 with mu = 0.125 (k = 1 of 8), but 2 others, younger or as young and nearer to "
-                 "mu = 1/2, came first"),
-    ],
-)  # fmt: skip
-def test_without_a_window_no_sentence_names_one(windowless: Recording, prompt: str, step: int, want: str) -> None:
-    found = sentence(windowless, prompt, step)
-    assert want in found
-    assert "c2" not in found
-    history = History(windowless.config)
-    for one in windowless.steps:
-        history.advance(one)
-    entered = history.transitions("f")[0]
-    assert entered.sentence == "fresh group with mu = 0.875 whose rewards differ: no window"
+class Mine:
+    """A composer whose file has a word of its own."""
 
 
-@pytest.mark.parametrize(("composer", "word"), [("remix", "reused"), ("dots_replay", "reused"), ("arpo", "replayed")])
-def test_a_composer_without_a_window_is_told_in_its_own_words(composer: str, word: str) -> None:
-    config = trace_config(name=composer)
-    second = [fresh_result("b", 2, 1, word, Origin.X3)]
-    recording = recording_of([trace_results(1), second], config)
-    state = as_recorded(recording_of([trace_results(1), trace_results(2)]))
-    found = clause(Case(config=config, step=state[1], result=recording.steps[1].results[0]))
-    assert "c2" not in found
-    assert f"is {word!r} for {composer}" in found
+def test_a_word_of_a_composers_own_file_has_a_meaning() -> None:
+    composer: Any = Mine()
+    assert meanings(composer)["lucky"] == "drawn by lot"
+    assert meanings(None).keys() == set(Reason)
 
 
 def test_a_prompt_is_found_by_its_beginning_when_that_is_unique() -> None:
@@ -310,7 +255,7 @@ def test_a_prompt_is_found_by_its_beginning_when_that_is_unique() -> None:
 def test_the_command_explains_one_prompt_or_all_of_a_step(tmp_path: Path) -> None:
     run = str(write_trace(tmp_path / "trace").path)
     one = CliRunner().invoke(app, ["explain", run, "j", "2"])
-    assert one.output.startswith("prompt j was in batch 2 as X1: its fresh group had k = 3 of 8")
+    assert one.output.startswith("prompt j was in batch 2 as X1: its fresh group had k = 3 of 8, informative: ")
     every = CliRunner().invoke(app, ["explain", run, "all", "2"])
     assert [line.split()[1] for line in every.output.splitlines()] == list("ghijkladbe")
     as_json = json.loads(CliRunner().invoke(app, ["explain", run, "j", "2", "--json"]).output)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services", "deploy")
+PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services", "studies", "deploy")
 PAGES = (
     "*.md",
     "docs/**/*.md",

@@ -31,7 +31,7 @@ def export(buffer: Buffer, file: ParquetFile, force: Force = False) -> None:
 
       bapo buffer export outputs/demo-001 groups.parquet
     """
-    from bapo.analysis.group_files import GroupWriter  # imported late: pyarrow takes 0.2 s
+    from bapo.cli.buffer.group_files import GroupWriter  # imported late: pyarrow takes 0.2 s
 
     _refuse_existing(file, force=force)
     with reach(buffer) as where, GroupWriter(file) as writer:

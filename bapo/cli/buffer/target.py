@@ -28,7 +28,7 @@ from bapo.transport.endpoints import buffer_url
 T = TypeVar("T")
 
 PIPE_CHARS = 200
-LONG_ID, MIN_TEXT = 32, 12
+LONG_ID = 32
 GAP = "  "
 RETRY_S = 2.0
 
@@ -41,8 +41,6 @@ BufferOrLatest = Annotated[
 """For read-only commands."""
 ParquetFile = Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Offset = Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N.")]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show up to N.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,27 +132,18 @@ def table(
     rows: Sequence[Mapping[str, Any]],
     *,
     ids: Sequence[str] = (),
-    folded: Sequence[str] = (),
-    clipped: str = "",
-    width: int = PIPE_CHARS,
 ) -> Table:
     """A table with the given `columns`; numbers are right-aligned.
 
     Args:
         ids: columns of ids: left-aligned, folded only if very long.
-        folded: columns that wrap between words.
-        clipped: column of text that is truncated to the remaining `width`.
     """
     cells = {name: [shown(row.get(name)) for row in rows] for name in columns}
     longest = {name: max(map(len, [name, *cells[name]])) for name in columns}
-    if clipped:
-        room = max(MIN_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
-        cells[clipped] = [text if len(text) <= room else f"{text[: room - 1]}…" for text in cells[clipped]]
     made = Table(box=None, padding=(0, len(GAP), 0, 0), pad_edge=False, header_style="bright_black")
     for name in columns:
-        is_text = name in (*ids, *folded, clipped)
-        is_whole = name not in folded and not (name in ids and longest[name] > LONG_ID)
-        made.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=is_whole)
+        is_whole = not (name in ids and longest[name] > LONG_ID)
+        made.add_column(name, justify="left" if name in ids else "right", overflow="fold", no_wrap=is_whole)
     for row in zip(*cells.values(), strict=True):
         made.add_row(*map(Text, row))
     return made
@@ -183,11 +172,3 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} GB"
-
-
-def more(total: int, offset: int, num_shown: int) -> str:
-    """Position of a page in the list, and how to see the next one."""
-    if not num_shown:
-        return f"none of {total} after the first {offset}"
-    end = offset + num_shown
-    return f"{offset + 1}-{end} of {total}" + (f"; continue with --offset {end}" if end < total else "")

@@ -1,1 +1,1 @@
-"""Commands for recorded runs: compare, report, explain, simulate, replay."""
+"""Commands for recorded runs: report, explain, simulate, replay."""

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of
 from bapo.cli.arguments import Run, open_run
 from bapo.cli.buffer.target import AsJson
 from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.replayable import plan_replay, plan_replay_of
 
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=1, help="Step to replay.")]
 Frame = Annotated[

@@ -11,10 +11,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bapo.analysis.whatif.explanation import explain as explain_prompt
-from bapo.analysis.whatif.explanation import find_prompt
-from bapo.analysis.whatif.recording import Recording, read_recording
-from bapo.analysis.whatif.simulation import Reproduction, SimulatedStep, Source, as_recorded, compare, what_if
 from bapo.cli.arguments import Run, open_run, say
 from bapo.cli.buffer.target import AsJson, make_console, print_json
 from bapo.config.load import diff, load_resolved
@@ -23,6 +19,10 @@ from bapo.core.text import ORIGIN_COLORS, plain
 from bapo.core.types import Origin
 from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.recording import Recording, read_recording
+from bapo.whatif.explanation import explain as explain_prompt
+from bapo.whatif.explanation import find_prompt
+from bapo.whatif.simulation import Reproduction, SimulatedStep, Source, as_recorded, compare, what_if
 
 NOT_ANSWERED = (
     "These batches are formed from the recorded groups. They do not show what the model would have learned: "
@@ -248,7 +248,7 @@ def explain(
     step: Annotated[int, typer.Argument(metavar="STEP", help="The learner step.", min=1)],
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a prompt was or was not in a batch, with the deciding inequality.
+    """Explain why a prompt was or was not in a batch: rewards and reason of its groups, and its tables.
 
     Examples:
 

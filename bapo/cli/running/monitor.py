@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from bapo.analysis.trackers.sender import send_run
 from bapo.cli.arguments import Run, RunOrLatest, Tokens, Yes, confirm, hand_over, load, open_run, started_line
 from bapo.cli.training.start import launch
 from bapo.config.load import load_resolved
-from bapo.config.tracking import TrackingConfig
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.token_store import token_for_run
@@ -114,9 +111,7 @@ def view(
     path = Path(run) if is_folder and export is None else open_run(run).path
     if export is not None:
         export_page(path, export)
-    arguments = _command(path, "--port", str(port), "--host", host)
-    sys.stdout.flush()
-    os.execv(arguments[0], arguments)  # noqa: S606 - no shell; Ctrl-C and exit code are then the dashboard's own
+    _become(_command(path, "--port", str(port), "--host", host))
 
 
 def export_page(run: Path, file: str | Path) -> NoReturn:
@@ -148,21 +143,11 @@ def track(
       bapo track outputs/demo-001 --to tensorboard
       bapo track outputs/demo-001 --to wandb --project reasoning
     """
-    directory = open_run(run)
-    config = load_resolved(directory.config_path)
-    changes = {"offline": offline or config.tracking.offline, "project": project or config.tracking.project}
-    settings = TrackingConfig.model_validate(config.tracking.model_dump() | changes)
-    rows = 0
-    try:
-        for sent in send_run(directory, to, settings, config.model_dump(mode="json"), _wait):
-            rows += sent
-            if sent:
-                typer.echo(f"{rows} rows sent", err=True)
-    except KeyboardInterrupt:
-        typer.echo("stopped; run it again to send the rest", err=True)
-    typer.echo(f"{directory.path}: {rows} rows sent to {to}")
+    flags = [*(["--project", project] if project else []), *(["--offline"] if offline else [])]
+    _become([sys.executable, "-m", "services.trackers.follow", str(open_run(run).path), "--to", to, *flags])
 
 
-def _wait(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+def _become(arguments: list[str]) -> NoReturn:
+    """Run another program in this process: Ctrl-C and exit code are then its own."""
+    sys.stdout.flush()
+    os.execv(arguments[0], arguments)  # noqa: S606 - no shell

@@ -1,1 +1,1 @@
-"""Commands to configure and start runs: init, train, up, create, eval, study."""
+"""Commands to configure and start runs: init, train, up, create, eval, export."""

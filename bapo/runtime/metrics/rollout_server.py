@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.algorithms.autoscaling import ScalingReason
+from bapo.config.autoscaling import ScalingReason
 from bapo.runtime.metrics.metric import PURPOSE, TASK, TOKENS, WORKER, Label, Metric, Process
 
 HERE = (Process.ROLLOUT_SERVER,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
@@ -11,7 +11,7 @@ from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import allow
 from bapo.transport.messages import status_map
 from buffer_service.http.context import Here
-from buffer_service.http.schemas import Page, TablePage
+from buffer_service.http.schemas import Page
 
 router = APIRouter(tags=["looking"])
 
@@ -31,43 +31,6 @@ def status(here: Here) -> Response:
 def hard_prompts(here: Here) -> Response:
     """Return B_bad with its prompts, oldest first. The scheduler chooses re-evaluations from it."""
     return JSONResponse({"hard_prompts": here.service.inspection.hard_prompts()})
-
-
-@router.get("/bad")
-@allow(Role.VIEWER)
-def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
-    """Return B_bad, oldest first: prompt id, mean reward, step of insertion, age in steps, re-evaluations so far."""
-    tables = here.service.store.tables()
-    items: list[dict[str, Any]] = [
-        {
-            "prompt_id": entry.prompt_id,
-            "mu": entry.mu,
-            "birth": entry.birth,
-            "age": tables.step - entry.birth,
-            "attempts": entry.attempts,
-        }
-        for entry in tables.bad[offset : offset + limit]
-    ]
-    return TablePage(total=len(tables.bad), offset=offset, step=tables.step, items=items)
-
-
-@router.get("/high")
-@allow(Role.VIEWER)
-def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
-    """Return B_high, oldest first: group id, prompt id, mean reward, step of insertion, age, policy version."""
-    tables = here.service.store.tables()
-    items: list[dict[str, Any]] = [
-        {
-            "group_id": stat.group_id,
-            "prompt_id": stat.prompt_id,
-            "mu": stat.mu,
-            "birth": stat.birth,
-            "age": tables.step - stat.birth,
-            "policy_version": stat.policy_version,
-        }
-        for stat in tables.high[offset : offset + limit]
-    ]
-    return TablePage(total=len(tables.high), offset=offset, step=tables.step, items=items)
 
 
 @router.get("/batches")

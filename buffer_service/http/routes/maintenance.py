@@ -80,9 +80,9 @@ def verify(here: Here) -> VerifyAnswer:
 
 
 @router.get("/groups")
-def groups(here: Here, offset: Offset = 0, limit: Many = 100, group_id: Name | None = None) -> Page:
+def groups(here: Here, offset: Offset = 0, limit: Many = 100) -> Page:
     """List every stored group by id with its locations, from one consistent reading."""
-    held = [item for item in here.service.maintenance.held() if group_id in (None, item.record.group_id)]
+    held = here.service.maintenance.held()
     return Page(total=len(held), offset=offset, items=[_item(item) for item in held[offset : offset + limit]])
 
 

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.algorithms.composer import Reason
-from bapo.analysis.run_records import first_results
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
+from bapo.runtime.run_directory.curves import first_results
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
 from bapo.tasks.grading.pool import (
     UngradedError,
@@ -64,7 +64,7 @@ LATEST = 20
 """Steps over which most groups with different rewards must have been left out."""
 FEWEST = 16
 """Groups with different rewards below which a majority says nothing."""
-REMEDIES = {
+REMEDIES: dict[str, str] = {
     Reason.FILTERED: 'set algorithm.online_filter = "range"',
     Reason.STILL_HARD: "lower algorithm.c1",
     Reason.NO_ROOM: "raise algorithm.batch_size",

@@ -20,14 +20,12 @@ import psutil
 from rich.console import Console
 
 from bapo.algorithms.selectors.registry import needs_embeddings
-from bapo.analysis.trackers.base import refuse_unusable
 from bapo.config.advice import lower
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.addresses import authority, to_bind
 from bapo.core.errors import BapoError, ConfigError, UnavailableError, did_you_mean
 from bapo.core.plugins import module_names
-from bapo.runtime.attention_windows import shortest_window
 from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.runtime.base_files import export_problem, vocabulary_problem
 from bapo.runtime.machine import (
@@ -57,9 +55,11 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.sampling_limits import sampling_problems
 from bapo.runtime.vision import missing_package, vision_model
 from bapo.transport.endpoints import BUFFER
+from services.launcher.doctor.attention_windows import shortest_window
 from services.launcher.doctor.situation import Situation
 from services.launcher.embedded_redis import server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
+from services.trackers.base import refuse_unusable
 
 DISK_GIB = 1.0
 MIB = 1 << 20

@@ -16,11 +16,11 @@ from typing import Any
 from bapo.core.errors import BapoError
 from bapo.core.types import Prompt
 from bapo.tasks.base import ROW
-from bapo.tasks.grading.here import HereGrader
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import BUSY, MAX_SHOWN, PARTLY, RIGHT, WRONG, Grader, try_response
 from bapo.tasks.right_answers import gold_text
 from services.launcher.doctor.checks import Check
+from services.launcher.doctor.here_grader import HereGrader
 from services.launcher.doctor.situation import Situation
 
 NAME = "gold answers"

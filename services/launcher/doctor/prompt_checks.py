@@ -9,11 +9,11 @@ from itertools import chain
 
 from bapo.core.errors import BapoError
 from bapo.core.types import Prompt
-from bapo.runtime.file_tokenizer import SETTINGS, TOKENIZER, FileTokenizer, has_tokenizer
 from bapo.runtime.model_files import embedding_rows
 from bapo.tasks.base import ROW
 from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids
 from services.launcher.doctor.checks import Check
+from services.launcher.doctor.file_tokenizer import SETTINGS, TOKENIZER, FileTokenizer, has_tokenizer
 from services.launcher.doctor.situation import Situation
 
 NUM_ENDS = 20

@@ -1,0 +1,104 @@
+"""ADV: advantage per response from the rewards of a batch (docs/paper.md, Eq. 2).
+
+    stored rewards -> shaped (shaping) -> minus the baseline of their group -> times weights of origin and entry
+                   -> normalized over the batch, if configured
+
+With a critic as the baseline, see `critic.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.config.tree import Config
+from bapo.core.types import Batch, BatchEntry, Origin, Outcome
+from learner.advantages.formulas import (
+    batch_normalised,
+    deviation,
+    gae,
+    length_reward,
+    overlong_penalty,
+    pass_k_weights,
+    pooled_advantages,
+)
+from learner.advantages.prefix_tree import prefix_values
+
+Float64s = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def row_advantages(batch: Batch, config: Config) -> Float64s:
+    """[R] advantage of each response; 0 for entries of kind sft."""
+    settings = config.loss
+    advantage_R = np.concatenate([_of_entry(entry, batch.step, config) for entry in batch.entries])
+    if settings.advantage_batch_norm:
+        used_R = np.flatnonzero(~left_out(batch, config) & ~of_kind_sft(batch))
+        lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
+        advantage_R[used_R] = batch_normalised(advantage_R[used_R], lengths_R[used_R])
+    return advantage_R
+
+
+def token_advantages(batch: Batch, config: Config) -> Float64s:
+    """[M] advantage of each token by the prefixes that the responses of its entry share (`loss.advantage`)."""
+    return np.concatenate([_by_prefixes(entry, batch.step, config) for entry in batch.entries])
+
+
+def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
+    """[G] rewards used for advantages: scaled, with the configured penalties and bonuses."""
+    settings, group = config.shaping, entry.group
+    rewards = (group.rewards.astype(np.float64) + settings.shift) * settings.scale
+    if settings.overlong_cache is not None:
+        limit = config.rollout.max_response_tokens
+        rewards += settings.overlong_factor * overlong_penalty(group.lengths, limit, settings.overlong_cache)
+    if settings.length_weight and step > settings.length_warmup_steps:
+        rewards += settings.length_weight * length_reward(group.rewards, group.lengths)
+    return rewards
+
+
+def entry_factor(entry: BatchEntry, config: Config) -> float:
+    """Weight of the entry times that of its origin."""
+    by_origin = {Origin.X1: 1.0, Origin.X2: config.loss.x2_weight, Origin.X3: config.loss.x3_weight}
+    return entry.weight * by_origin[entry.origin]
+
+
+def left_out(batch: Batch, config: Config) -> Bools:
+    """[R] responses excluded from loss and denominators: truncated ones, with `shaping.overlong_filter`."""
+    outcomes_R = np.concatenate([entry.group.outcomes for entry in batch.entries])
+    truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED)
+    return truncated_R if config.shaping.overlong_filter else np.zeros_like(truncated_R)
+
+
+def of_kind_sft(batch: Batch) -> Bools:
+    """[R] responses trained with cross-entropy."""
+    return np.repeat([entry.kind == "sft" for entry in batch.entries], [entry.group.size for entry in batch.entries])
+
+
+def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
+    if entry.kind == "sft":
+        return np.zeros(entry.group.size)
+    settings = config.loss
+    # A whole reused group (X3) is its own baseline: only rows joined to fresh ones form two pools.
+    fresh = ~(entry.replayed_rows | entry.expert_rows)
+    rewards = shaped_rewards(entry, step, config)
+    advantages = pooled_advantages(
+        rewards, fresh, settings.advantage_pool, settings.advantage_norm, settings.advantage_eps
+    )
+    return entry_factor(entry, config) * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
+
+
+def _by_prefixes(entry: BatchEntry, step: int, config: Config) -> Float64s:
+    settings, group = config.loss, entry.group
+    if entry.kind == "sft":
+        return np.zeros(len(group.token_ids))
+    rewards = shaped_rewards(entry, step, config)
+    ends = np.cumsum(group.lengths)
+    values_M = np.concatenate(prefix_values(np.split(group.token_ids, ends[:-1]), rewards))
+    reward_M = np.zeros(len(group.token_ids))
+    reward_M[ends - 1] = rewards
+    gae_lambda = settings.tree_lambda if settings.advantage == "tree" else 0.0
+    credit_M, _ = gae(reward_M, values_M, gamma=1.0, gae_lambda=gae_lambda, lengths=group.lengths)
+    if settings.advantage == "tempo":
+        credit_M += np.repeat(rewards - rewards.mean(), group.lengths)
+    scale = deviation(rewards, settings.advantage_norm, settings.advantage_eps)
+    return entry_factor(entry, config) * (credit_M / scale if scale else credit_M)
