@@ -24,17 +24,14 @@ from typing import Any
 
 import msgpack
 import msgspec
-import numpy as np
 
 from bapo.config.load import load_config
 from bapo.core.codec import pack_group, request_map
-from bapo.core.types import Prompt, Purpose, RolloutRequest
+from bapo.core.types import Group, Prompt, Purpose, RolloutRequest
 from bapo.runtime.vision import vision_model
 from bapo.tasks.geometry import GeometryTask, make_task
-from rollout_server.delivery import make_group
 from rollout_server.engines import vllm
-from rollout_server.engines.base import SampledGroup
-from rollout_server.leases import Lease
+from tests.support.engines import Driven
 
 CONFIG = "deploy/configs/demo-geometry.toml"
 GROUP_SIZE = 8
@@ -66,34 +63,24 @@ def workloads(prompts: Sequence[Prompt], round_number: int) -> dict[str, list[Ro
     }
 
 
-def sample(engine: vllm.VllmEngine, requests: Sequence[RolloutRequest]) -> tuple[list[SampledGroup], float]:
+def sample(calls: Driven, requests: Sequence[RolloutRequest]) -> tuple[list[Group], float]:
     """All responses, and the seconds that they took, submission included."""
     started = time.perf_counter()
-    for request in requests:
-        engine.submit(request)
-    groups: list[SampledGroup] = []
-    while engine.num_sampling:
-        groups += engine.step()
+    groups = calls.finish(requests)
     return groups, time.perf_counter() - started
 
 
-def sizes(task: GeometryTask, prompt: Prompt, group: SampledGroup) -> dict[str, int]:
+def sizes(task: GeometryTask, prompt: Prompt, group: Group) -> dict[str, int]:
     """Bytes of one request and one group as they travel, with and without image, and of the image itself."""
     model = vision_model("models/geometry-tiny")
     assert model is not None
     request = requests_of([prompt], GROUP_SIZE)[0]
-    rewards = np.zeros(GROUP_SIZE, np.float32)
-
-    def packed(of: RolloutRequest) -> int:
-        lease = Lease(request=of, claimed_at=0.0, began=0.0)
-        return len(pack_group(make_group(group, lease, rewards, worker_id="worker-0", sample_s=0.1, grade_s=0.1)))
-
     plain = replace(request, prompt=msgspec.structs.replace(prompt, images=()))
     return {
         "request": len(msgpack.packb(request_map(request))),
         "request_without_image": len(msgpack.packb(request_map(plain))),
-        "group": packed(request),
-        "group_without_image": packed(plain),
+        "group": len(pack_group(replace(group, prompt=prompt))),
+        "group_without_image": len(pack_group(replace(group, prompt=plain.prompt))),
         "image_file": len(task.image(prompt.images[0])),
         "patches": model.patches(task.image(prompt.images[0])).pixels.nbytes,
     }
@@ -105,17 +92,19 @@ def measure(num_groups: int, rounds: int) -> dict[str, Any]:
     task = make_task(num_train=num_groups)
     prompts = task.prompts("train")
     config = load_config([CONFIG], [])
-    engine = vllm.make_engine(config, lambda digest: task.image(digest.partition("-")[0]))
+    engine = vllm.make_engine(config)
+    tokenization = vllm.make_tokenization(config, lambda digest: task.image(digest.partition("-")[0]))
+    calls = Driven(engine, tokenization, config)
     speeds: dict[str, list[float]] = {"reused": [], "repeated": []}
-    groups: list[SampledGroup] = []
+    groups: list[Group] = []
     for number in range(rounds + 1):
         for name, requests in workloads(prompts, number).items():
-            found, seconds = sample(engine, requests)
+            found, seconds = sample(calls, requests)
             groups = groups or found
             if number:  # the first round warms up
                 speeds[name].append(num_groups * GROUP_SIZE / seconds)
         print({name: round(values[-1]) for name, values in speeds.items() if values}, flush=True)
-    by_id = {group.request_id: group for group in groups}
+    by_id = {group.group_id: group for group in groups}
     return {
         "bytes": sizes(task, prompts[0], by_id["fresh-00000"]),
         "responses_per_s": {name: round(statistics.median(values), 1) for name, values in speeds.items()},

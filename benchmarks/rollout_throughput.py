@@ -125,6 +125,7 @@ def through_worker(config: Config, engine: Engine, url: str, connection: Connect
         config=config,
         buffer=BufferClient(url),
         make_engine=lambda _: engine,
+        make_tokenization=vllm.make_tokenization,
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
     )
     worker.load()
@@ -158,7 +159,8 @@ def compare(engine: vllm.VllmEngine, config: Config, args: argparse.Namespace) -
     process.start()
     url = ours_end.recv()
     prompts = list(load_task("countdown", {"num_train": args.groups}).prompts("train"))
-    llm, sampling, tokenizer = engine._engine, engine._sampling, engine._tokenizer
+    llm, sampling, tokenizer = engine._engine, engine._sampling.clone(), engine._engine.get_tokenizer()
+    sampling.max_tokens = config.rollout.max_response_tokens
     token_ids = [tokenizer.encode(prompt.text) for prompt in prompts]
     size = config.algorithm.group_size
     bare(llm, sampling, token_ids[:32], size)  # the first batch of a process is slow

@@ -1,6 +1,6 @@
-"""From a sampled group to the buffer's acknowledgement: grade, pack, push.
+"""From a rollout to the buffer's acknowledgement: grade, pack, push.
 
-    add --> [grading threads: expert row, rewards, frame] --> [pushing threads: all waiting frames] --push--> buffer
+    add --> [grading threads: rewards, frame]             --> [pushing threads: all waiting frames] --push--> buffer
                        |                                                   next: bapo/transport/buffer_client.py
                        +-- the verifier failed --> reported as failed, never pushed with reward 0
 
@@ -14,20 +14,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import BapoError, ContractError, GradingError, UnavailableError
-from bapo.core.token_arrays import Float32s
-from bapo.core.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing, num_correct
-from bapo.tasks.grading.pool import Grades
-from rollout_server.engines.base import SampledGroup
-from rollout_server.experts import Experts
+from bapo.core.types import Purpose, RolloutRequest, Timing, num_correct
+from bapo.tasks.grading.pool import GraderPool, Grades
+from bapo.transport.buffer_client import BufferClient
 from rollout_server.leases import Lease, Leases
+from rollout_server.rollouts.base import Rollout
 from rollout_server.worker_report import WorkerCounts
 
 log = logging.getLogger(__name__)
@@ -38,58 +36,6 @@ MAX_FRAMES = 64
 """Frames per push."""
 LINGER_S = 0.1
 """How long a push waits for further groups: each call costs the engine's thread a millisecond."""
-
-
-class Buffer(Protocol):
-    """The part of `bapo.transport.buffer_client.BufferClient` that workers use."""
-
-    def claim(
-        self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0
-    ) -> list[RolloutRequest]: ...
-
-    def end_claim(self, worker_id: str) -> None: ...
-
-    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]: ...
-
-    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None: ...
-
-    def release(self, worker_id: str) -> int: ...
-
-    def push(self, frames: Sequence[bytes]) -> dict[str, str]: ...
-
-
-class Grader(Protocol):
-    """The part of `GraderPool` that delivery uses."""
-
-    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Grades: ...
-
-    def expert(self, prompt: Prompt) -> str | None: ...
-
-
-def make_group(
-    sampled: SampledGroup, lease: Lease, rewards: Float32s, *, worker_id: str, sample_s: float, grade_s: float
-) -> Group:
-    """The group that the buffer stores. Raises: ContractError when its columns contradict each other."""
-    request = lease.request
-    outcomes = np.where(sampled.truncated, Outcome.TRUNCATED, Outcome.GRADED).astype(np.uint8)
-    outcomes[len(outcomes) - sampled.num_experts :] = Outcome.EXPERT
-    return Group(
-        group_id=request.request_id,
-        prompt=request.prompt,
-        purpose=request.purpose,
-        step=request.step,
-        label=request.label,
-        worker_id=worker_id,
-        prompt_token_ids=sampled.prompt_token_ids,
-        token_ids=sampled.token_ids,
-        rollout_logprobs=sampled.logprobs,
-        lengths=sampled.lengths,
-        rewards=rewards,
-        outcomes=outcomes,
-        versions=sampled.versions,
-        timing=Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s),
-        spans=sampled.spans,
-    )
 
 
 def outcome_counts(grades: Grades) -> dict[str, int]:
@@ -106,26 +52,23 @@ class Delivery:
         self,
         *,
         worker_id: str,
-        buffer: Buffer,
-        grader: Grader,
-        experts: Experts | None,
+        buffer: BufferClient,
+        grader: GraderPool,
         leases: Leases,
         counts: WorkerCounts,
         num_graders: int,
         on_death: Callable[[BaseException], None],
-        on_end: Callable[[str], None] | None,
+        on_end: Callable[[str], None],
     ) -> None:
         """
         Args:
-            experts: None: groups have no expert row.
             on_death: called with an error that ends one of the threads.
-            on_end: called with the id of each group that the buffer has, or that failed; None: nothing is called.
+            on_end: called with the id of each group that the buffer has, or that failed.
         """
         self._on_end = on_end
         self._worker_id = worker_id
         self._buffer = buffer
         self._grader = grader
-        self._experts = experts
         self._leases = leases
         self._counts = counts
         self._pending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -142,9 +85,13 @@ class Delivery:
         for thread in (*self._graders, *self._pushers):
             thread.start()
 
-    def add(self, sampled: SampledGroup, lease: Lease) -> None:
-        """Deliver a group that the engine has just finished."""
-        self._pending.put(partial(self._grade, sampled, lease, time.monotonic() - lease.began))
+    def add(self, rollout: Rollout, lease: Lease) -> None:
+        """Deliver a rollout that has just ended."""
+        self._pending.put(partial(self._grade, rollout, lease, time.monotonic() - lease.began))
+
+    def ungraded_async(self, request: RolloutRequest, error: GradingError) -> None:
+        """Report a request whose responses have no rewards, in a grading thread."""
+        self._pending.put(partial(self._ungraded, request, error))
 
     def refuse_async(self, request_id: str, reason: str, detail: str) -> None:
         """`refuse` in a grading thread: does not block while the buffer is down."""
@@ -155,8 +102,7 @@ class Delivery:
         lease = self._leases.remove(request_id)
         if lease is None:
             return
-        if self._on_end is not None:
-            self._on_end(request_id)
+        self._on_end(request_id)
         self._counts.add(f"failed/{reason}")
         self._counts.add(f"groups/{lease.request.purpose.value}/failed")
         log.warning("group %s failed reason=%s: %s", request_id, reason, detail)
@@ -181,37 +127,40 @@ class Delivery:
         while (work := self._pending.get()) is not None:
             work()
 
-    def _grade(self, sampled: SampledGroup, lease: Lease, sample_s: float) -> None:
-        if not np.isfinite(sampled.logprobs).all():
-            self.refuse(sampled.request_id, "not_finite", "the engine returned non-finite log-probs")
+    def _grade(self, rollout: Rollout, lease: Lease, sample_s: float) -> None:
+        request, sequences = rollout.request, rollout.sequences
+        if not all(np.isfinite(sequence.rollout_logprobs).all() for sequence in sequences):
+            self.refuse(request.request_id, "not_finite", "the engine returned non-finite log-probs")
             return
-        purpose, task = lease.request.purpose.value, lease.request.prompt.task
+        purpose, task = request.purpose.value, request.prompt.task
+        lengths = [len(sequence.token_ids) for sequence in sequences if not sequence.is_expert]
         self._counts.observe("bapo_rollout_group_seconds", purpose, [sample_s])
-        self._counts.observe("bapo_rollout_response_tokens", purpose, sampled.lengths.tolist())
-        self._counts.add(f"truncated/{purpose}", int(sampled.truncated.sum()))
+        self._counts.observe("bapo_rollout_response_tokens", purpose, lengths)
+        self._counts.add(f"truncated/{purpose}", sum(sequence.truncated for sequence in sequences))
         began = time.monotonic()
         try:
-            if self._experts is not None:
-                sampled = self._experts.joined(sampled, lease.request)
-            grades = self._grader.grade(lease.request.prompt, sampled.texts)
-            rewards = grades.rewards
+            grades = self._grader.grade(request.prompt, [sequence.text or "" for sequence in sequences])
         except GradingError as error:
-            outcome = getattr(error, "reason", "error").removeprefix("verifier_")
-            self._counts.add(f"verdict/{outcome}/{task}", len(sampled.texts))
-            self.refuse(sampled.request_id, getattr(error, "reason", "grading"), str(error))
+            self._ungraded(request, error)
             return
         grade_s = time.monotonic() - began
         self._counts.observe("bapo_verifier_seconds", task, [grade_s])
         for outcome, number in outcome_counts(grades).items():
             self._counts.add(f"verdict/{outcome}/{task}", number)
+        timing = Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s)
         try:
-            group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
+            group = rollout.group(grades.rewards, worker_id=self._worker_id, timing=timing)
         except ContractError as error:
             # Counts as an attempt: if the worker failed instead, it would claim the same group again.
-            self.refuse(sampled.request_id, "no_group", f"the engine returned an invalid group: {error}")
+            self.refuse(request.request_id, "no_group", f"the engine returned an invalid group: {error}")
             return
         log.debug("group %s mu=%.3f tokens=%d", group.group_id, group.mu, len(group.token_ids))
         self._queues[group.purpose is Purpose.FRESH].put((group.group_id, pack_group(group)))
+
+    def _ungraded(self, request: RolloutRequest, error: GradingError) -> None:
+        reason = getattr(error, "reason", "error")
+        self._counts.add(f"verdict/{reason.removeprefix('verifier_')}/{request.prompt.task}", request.group_size)
+        self.refuse(request.request_id, getattr(error, "reason", "grading"), str(error))
 
     def _push_all(self, frames: Frames) -> None:
         while (first := frames.get()) is not None:
@@ -251,7 +200,7 @@ class Delivery:
         for group_id in frames:
             lease = self._leases.remove(group_id)
             result = results.get(group_id)
-            if result is not None and self._on_end is not None:
+            if result is not None:
                 self._on_end(group_id)
             if lease is not None and result is not None:
                 self._counts.add(f"groups/{lease.request.purpose.value}/{result}")

@@ -1,14 +1,14 @@
-"""The thread that owns an engine: submissions, engine steps and weight updates run there, one at a time.
+"""The thread that owns an engine: calls, engine steps and weight updates run there, one at a time.
 
-    worker.py --submit, abort, call--> inbox --> [ thread: empty the inbox, step the engine ] --> listener.sampled
-                                                                                       next: worker.py, delivery.py
+    rollouts/ --generate--> inbox --> [ thread: empty the inbox, step the engine ] --> Future[Completed]
+    worker.py --call------>
 
 A weight update is thus atomic between two steps, without a lock. It may wait until the engine has nothing to sample:
-what is submitted after it then waits too, and responses keep the KV cache of the weights that began them.
+what is called after it then waits too, and responses keep the KV cache of the weights that began them.
 
-An exception of the engine ends the thread: `died` is called once, and every pending and later call fails. A caller may
-cancel its future, as asyncio does when a client hangs up: work that has not begun is not run, work that has begun ends,
-and the thread continues.
+An exception of the engine ends the thread: it becomes the exception of `ended`, and every pending and later call fails.
+A caller may cancel its future, as asyncio does when a client hangs up: work that has not begun is not run, sampling is
+aborted, other work that has begun ends, and the thread continues.
 """
 
 from __future__ import annotations
@@ -20,28 +20,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from bapo.core.errors import ContractError, UnavailableError
-from bapo.core.types import RolloutRequest
-from rollout_server.engines.base import INITIAL_VERSION, Engine, Occupancy, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Completed, Completion, Engine, Occupancy
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-class Listener(Protocol):
-    """Callbacks of the sampling thread; they must return quickly."""
-
-    def sampled(self, group: SampledGroup) -> None:
-        """A group is finished."""
-
-    def refused(self, request_id: str, error: ContractError) -> None:
-        """The engine cannot sample this request."""
-
-    def died(self, error: BaseException) -> None:
-        """The engine is dead; its groups are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +36,22 @@ class _Work:
 
     function: Callable[[Engine], Any]
     future: Future[Any]
-    reads: bool
-    """It changes nothing in the engine, so its error is its caller's alone."""
     latest: float
-    """Monotonic time until which it waits for an engine without groups; what follows it waits too."""
+    """Monotonic time until which it waits for an engine without calls; what follows it waits too."""
 
 
 class Sampler:
     """Runs an engine. All methods may be called from any thread."""
 
-    def __init__(self, make_engine: Callable[[], Engine], listener: Listener) -> None:
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._make_engine = make_engine
-        self._listener = listener
+        self.ended: Future[None] = Future()
+        """Done when a started thread has ended; its exception is what the engine died of."""
+        self._sampling: dict[str, Future[Completed]] = {}
+        self._busy_at = 0.0
         self._inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._held: _Work | None = None
-        """Work that waits for an engine without groups; it was the first of the inbox."""
+        """Work that waits for an engine without calls; it was the first of the inbox."""
         self._stopping = False
         self._ready: Future[None] = Future()
         self._lock = threading.Lock()
@@ -96,31 +83,43 @@ class Sampler:
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
-    def submit(self, request: RolloutRequest) -> None:
-        """Start sampling a group; the listener receives the result."""
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the engine had something to sample; 0 while it has."""
+        return 0.0 if self._sampling or not self._inbox.empty() else time.monotonic() - self._busy_at
+
+    def generate(self, completion: Completion) -> Future[Completed]:
+        """Sample. Cancelling the future aborts it. Its exceptions: ContractError from the engine; UnavailableError."""
+        call_id, future = completion.call_id, Future[Completed]()
 
         def begin(engine: Engine) -> None:
+            if future.cancelled():
+                return
+            self._sampling[call_id] = future  # before `add`: if that kills the engine, the call fails with it
             try:
-                engine.submit(request, request.max_response_tokens)
+                engine.add(completion)
             except ContractError as error:
-                self._refuse(request.request_id, error)
+                del self._sampling[call_id]
+                _settle(future, error)
 
-        self.call(begin)
+        def abort(engine: Engine) -> None:
+            if self._sampling.get(call_id) is future:
+                del self._sampling[call_id]
+                engine.abort(call_id)
 
-    def abort(self, request_id: str) -> None:
-        """Stop sampling a group, without a callback."""
-        self.call(lambda engine: engine.abort(request_id))
+        self.call(begin).add_done_callback(lambda _: _settle(future, self._lost()) if self._dead else None)
+        future.add_done_callback(lambda _: self.call(abort) if future.cancelled() else None)
+        return future
 
-    def call(self, function: Callable[[Engine], Result], *, reads: bool = False, wait_s: float = 0.0) -> Future[Result]:
-        """Run `function` between two steps. If it raises, the engine is dead, unless `function` only reads.
+    def call(self, function: Callable[[Engine], Result], *, wait_s: float = 0.0) -> Future[Result]:
+        """Run `function` between two steps. If it raises, the engine is dead.
 
         Args:
-            wait_s: longest time that it, and all that is submitted or called after it, waits for the groups in the
-                engine.
+            wait_s: longest time that it, and all that is called after it, waits for the calls in the engine.
 
         Returns: its result. Cancelled before it began, `function` is not run; afterwards it cannot be cancelled.
         """
-        work = _Work(function, Future(), reads, time.monotonic() + wait_s)
+        work = _Work(function, Future(), time.monotonic() + wait_s)
         with self._lock:
             if self._dead is None:
                 self._inbox.put(work)
@@ -150,19 +149,20 @@ class Sampler:
         except BaseException as error:  # engines raise anything, also SystemExit; the worker must fail
             log.exception("the engine died")
             self._die(error)
-            self._listener.died(error)
+            self.ended.set_exception(error)
         else:
             self._die(UnavailableError("the worker was stopped"))
+            self.ended.set_result(None)
         finally:
             engine.close()
 
     def _do_inbox(self, engine: Engine) -> bool:
         """Run all pending work; blocks while the engine has nothing to sample. Returns: False to stop."""
-        while engine.num_sampling == 0 or self._held or not self._inbox.empty():
+        while not self._sampling or self._held or not self._inbox.empty():
             work = self._held or self._inbox.get()
             if work is None:
                 return False
-            self._held = work if self._must_wait(work, engine) else None
+            self._held = work if self._must_wait(work) else None
             if self._held:
                 return True
             if not work.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
@@ -171,33 +171,22 @@ class Sampler:
                 result = work.function(engine)
             except BaseException as error:  # the caller waits for the future
                 work.future.set_exception(error)
-                if work.reads and isinstance(error, Exception):
-                    continue
                 raise
             self._version = engine.policy_version
             work.future.set_result(result)
         return True
 
-    def _must_wait(self, work: _Work, engine: Engine) -> bool:
-        return engine.num_sampling > 0 and not self._stopping and time.monotonic() < work.latest
+    def _must_wait(self, work: _Work) -> bool:
+        return bool(self._sampling) and not self._stopping and time.monotonic() < work.latest
 
     def _step(self, engine: Engine) -> None:
-        self._step_began = time.monotonic()
-        groups = engine.step()
+        self._step_began = self._busy_at = time.monotonic()
+        finished = engine.step()
         self._step_began = None
         self._occupancy = engine.occupancy
-        for group in groups:
-            try:
-                self._listener.sampled(group)
-            except Exception as error:  # of one group: the engine and the other groups are as they were
-                log.exception("group %s was sampled, but could not be passed on", group.request_id)
-                self._refuse(group.request_id, ContractError(f"{type(error).__name__}: {error}"))
-
-    def _refuse(self, request_id: str, error: ContractError) -> None:
-        try:
-            self._listener.refused(request_id, error)
-        except Exception:  # as above
-            log.exception("group %s: the failure could not be reported", request_id)
+        for completed in finished:
+            if (future := self._sampling.pop(completed.call_id, None)) is not None:
+                _settle(future, completed)
 
     def _die(self, error: BaseException) -> None:
         with self._lock:
@@ -206,8 +195,20 @@ class Sampler:
             while not self._inbox.empty():
                 pending.append(self._inbox.get())
             for work in pending:
-                if work is not None and work.future.set_running_or_notify_cancel():
-                    work.future.set_exception(self._lost())
+                if work is not None:
+                    _settle(work.future, self._lost())
+            for future in self._sampling.values():
+                _settle(future, self._lost())
 
     def _lost(self) -> UnavailableError:
         return UnavailableError(f"the engine is dead: {type(self._dead).__name__}: {self._dead}")
+
+
+def _settle(future: Future[Any], result: Any) -> None:
+    """Set the result, or an exception, of a future that is neither done nor cancelled."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,7 +1,9 @@
 """One worker: claims requests, samples G responses to each, grades them, pushes the groups.
 
-    buffer --claim--> Leases --submit--> Sampler (owns the engine) --> Delivery (grade, pack) --push--> buffer
-                                         next: sampler.py              delivery.py
+    buffer --claim--> Leases --submit--> RolloutRunner --> Delivery (grade, pack) --push--> buffer
+                                         |  ^              next: delivery.py
+                              Completion v  | Completed    next: rollouts/base.py
+                                   Sampler (owns the engine)
 
     LOADING --load--> LOADED --begin(newest weights)--> SAMPLING --drain--> DRAINING --> STOPPED
        any state --engine, grader or buffer failed--> FAILED: the fleet replaces the worker
@@ -15,25 +17,33 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, ContractError, UnavailableError, WeightsAbsentError
-from bapo.core.token_arrays import Int32s
+from bapo.core.errors import BapoError, GradingError, UnavailableError, WeightsAbsentError
 from bapo.core.types import Canary, Prompt, RolloutRequest, WeightTransfer, WeightUpdate
 from bapo.runtime.vision import ReadImage
 from bapo.tasks.base import HasImages
+from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
-from rollout_server.delivery import Buffer, Delivery, Grader, guarded_thread
-from rollout_server.engines.base import INITIAL_VERSION, Engine, SampledGroup, no_image
-from rollout_server.experts import Experts, NoExpertError
+from bapo.transport.buffer_client import BufferClient
+from rollout_server.delivery import Delivery, guarded_thread
+from rollout_server.engines.base import INITIAL_VERSION, Engine
+from rollout_server.images import ImageSource
 from rollout_server.leases import Leases
-from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
+from rollout_server.rollouts.base import Rollout, RolloutProgram
+from rollout_server.rollouts.expert import WithExpert
+from rollout_server.rollouts.runner import RolloutRunner
+from rollout_server.rollouts.segment_files import SegmentFiles
+from rollout_server.rollouts.segmented import Segmented
+from rollout_server.rollouts.single import Single
 from rollout_server.sampler import Sampler
+from rollout_server.tokenization import Tokenization, no_image
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.host_cache import WeightCache
 from rollout_server.weights.receive import load_verified
@@ -54,18 +64,6 @@ NUM_GRADERS = 2
 """Two, so that one hung verifier does not block the other groups for `task.grading_timeout_s`."""
 
 
-class Images(Protocol):
-    """The part of `rollout_server.images.ImageSource` that a worker uses."""
-
-    def fetch(self, digests: Sequence[str]) -> None: ...
-
-
-class ClosableGrader(Grader, Protocol):
-    """A grader with a `close`, which the worker calls."""
-
-    def close(self) -> None: ...
-
-
 class Worker:
     """Thread-safe; the methods are called in the order of the states above."""
 
@@ -74,35 +72,36 @@ class Worker:
         *,
         worker_id: str,
         config: Config,
-        buffer: Buffer,
+        buffer: BufferClient,
         make_engine: Callable[[Config], Engine],
-        make_grader: Callable[[Config], ClosableGrader],
+        make_tokenization: Callable[[Config], Tokenization],
+        make_grader: Callable[[Config], GraderPool],
         token: str | None = None,
         segments: Path | None = None,
-        images: Images | None = None,
+        images: ImageSource | None = None,
     ) -> None:
         """
         Args:
             token: API token for the rollout server; None: the process's own.
             segments: directory of the partial rollouts (`rollout.generation_budget`); None: kept in memory only.
-            images: copies the images of a prompt to this host, where the engine reads them.
+            images: copies the images of a prompt to this host, where the prompt is encoded.
         """
         self.worker_id = worker_id
         self._config = config
         self._buffer = buffer
+        self._make_tokenization = make_tokenization
         self._make_grader = make_grader
         self._weights = WeightCache(config, token)
         self._leases = Leases()
         self._counts = WorkerCounts()
         self._rate = Rate()
         self._images = images
-        has_budget = config.rollout.generation_budget is not None
-        self._partial = PartialRolloutStore(segments) if has_budget else None
-        self._sampler = Sampler(lambda: self._with_budget(make_engine(config)), self)
-        self._grader: ClosableGrader | None = None
+        self._segments = SegmentFiles(segments)
+        self._sampler = Sampler(lambda: make_engine(config))
+        self._sampler.ended.add_done_callback(self._engine_ended)
+        self._grader: GraderPool | None = None
         self._delivery: Delivery | None = None
-        has_experts = config.algorithm.num_experts > 0
-        self._experts = Experts(solution=self._solution, encode=self._encode) if has_experts else None
+        self._rollouts: RolloutRunner | None = None
         self._claiming = threading.Event()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -126,8 +125,8 @@ class Worker:
         try:
             self._grader = self._make_grader(self._config)
             self._sampler.start()
-            prompts, image = _prompts_to_check(self._config)
-            self._sampler.call(lambda engine: engine.check_prompts(prompts, image)).result()
+            tokenization = self._make_tokenization(self._config)
+            tokenization.check_prompts(*_prompts_to_check(self._config))
         except BaseException as error:  # re-raised; the report must include any error
             self.died(error)
             raise
@@ -135,12 +134,17 @@ class Worker:
             worker_id=self.worker_id,
             buffer=self._buffer,
             grader=self._grader,
-            experts=self._experts,
             leases=self._leases,
             counts=self._counts,
             num_graders=NUM_GRADERS,
             on_death=self.died,
-            on_end=None if self._partial is None else self._partial.remove,
+            on_end=self._segments.remove,
+        )
+        self._rollouts = RolloutRunner(
+            self._program(tokenization, self._grader),
+            tokenization,
+            on_rollout=self._sampled,
+            on_failure=self._refuse,
         )
         self._state = "loaded"
 
@@ -148,11 +152,12 @@ class Worker:
         """Load the newest weights, if any were published, then start claiming. Raises: as `update_weights`."""
         if update is not None:
             self.update_weights(update)
-        if self._delivery is None or self._state != "loaded":
+        if self._delivery is None or self._rollouts is None or self._state != "loaded":
             raise UnavailableError(f"{self.worker_id} is {self._state}, must be loaded to begin")
         self._state = "sampling"
         self._claiming.set()
         self._delivery.start()
+        self._rollouts.start()
         self._start_thread("claim", self._claim_all)
         self._start_thread("renew", self._renew_all)
 
@@ -235,6 +240,8 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        if self._rollouts is not None:
+            self._rollouts.stop(max(0.0, deadline - time.monotonic()))
         self._sampler.stop(max(0.0, deadline - time.monotonic()))
         if self._delivery is not None:
             self._delivery.stop(max(0.0, deadline - time.monotonic()))
@@ -244,47 +251,35 @@ class Worker:
         if self._state != "failed":
             self._state = "stopped"
 
-    def sampled(self, group: SampledGroup) -> None:
-        """Listener: the engine has finished a group (called by the sampling thread)."""
-        lease = self._leases.sampled(group.request_id)
+    def _program(self, tokenization: Tokenization, grader: GraderPool) -> RolloutProgram:
+        config, sampler = self._config, self._sampler
+        program: RolloutProgram = Single(config, tokenization, sampler)
+        if config.rollout.generation_budget is not None:
+            program = Segmented(config, tokenization, sampler, files=self._segments, on_pause=self._leases.pause)
+        if config.algorithm.num_experts > 0:
+            program = WithExpert(program, tokenization, grader.expert)
+        return program
+
+    def _sampled(self, rollout: Rollout) -> None:
+        lease = self._leases.sampled(rollout.request.request_id)
         if lease is None or self._delivery is None:
             return
-        num_tokens = len(group.token_ids)
+        num_tokens = sum(len(sequence.token_ids) for sequence in rollout.sequences if not sequence.is_expert)
         self._rate.add(num_tokens)
         self._counts.add(f"tokens/{lease.request.purpose.value}", num_tokens)
-        self._delivery.add(group, lease)
+        self._delivery.add(rollout, lease)
 
-    def _with_budget(self, engine: Engine) -> Engine:
-        rollout = self._config.rollout
-        if rollout.generation_budget is None or self._partial is None:
-            return engine
-        return SegmentedEngine(
-            engine,
-            budget=rollout.generation_budget,
-            limit=rollout.max_response_tokens,
-            store=self._partial,
-            on_pause=self._leases.pause,
-            on_refusal=self.refused,
-        )
+    def _refuse(self, request: RolloutRequest, error: Exception) -> None:
+        assert self._delivery is not None  # created before the first claim
+        if isinstance(error, GradingError):  # of the expert's solution
+            self._delivery.ungraded_async(request, error)
+        else:
+            detail = str(error) if isinstance(error, BapoError) else f"{type(error).__name__}: {error}"
+            self._delivery.refuse_async(request.request_id, "refused_by_engine", detail)
 
-    def _solution(self, prompt: Prompt) -> str | None:
-        """The expert's text of a prompt, from a grading process."""
-        assert self._grader is not None
-        return self._grader.expert(prompt)
-
-    def _encode(self, text: str) -> Int32s:
-        """[L] token ids of a text, computed between two engine steps. Raises: NoExpertError; UnavailableError."""
-        try:
-            return self._sampler.call(lambda engine: engine.encode_response(text), reads=True).result()
-        except UnavailableError:
-            raise
-        except Exception as error:  # tokenizers raise anything; this group fails alone
-            raise NoExpertError(f"the expert's text has no tokens: {type(error).__name__}: {error}") from error
-
-    def refused(self, request_id: str, error: ContractError) -> None:
-        """Listener: the engine cannot sample this request (called by the sampling thread)."""
-        if self._delivery is not None:
-            self._delivery.refuse_async(request_id, "refused_by_engine", str(error))
+    def _engine_ended(self, ended: Future[None]) -> None:
+        if error := ended.exception():
+            self.died(error)
 
     def died(self, error: BaseException) -> None:
         """Record a fatal error and stop claiming; the fleet reads it in the next report."""
@@ -338,7 +333,8 @@ class Worker:
             assert self._delivery is not None  # created before the first claim
             self._delivery.refuse_async(request.request_id, "no_image", str(error))
         else:
-            self._sampler.submit(request if self._experts is None else self._experts.to_sample(request))
+            assert self._rollouts is not None
+            self._rollouts.submit(request)
 
     def _renew_all(self) -> None:
         between_s = pause_s = self._config.buffer.lease_s / RENEWALS_PER_LEASE
@@ -356,7 +352,8 @@ class Worker:
             self._silent_since = None
             for request_id, lease in held.items():
                 if request_id not in kept and self._leases.remove(request_id, lease) is not None:
-                    self._sampler.abort(request_id)
+                    assert self._rollouts is not None
+                    self._rollouts.cancel(request_id)
                     self._counts.add("failed/lease_lost")
                     log.warning("group %s: lease lost, another worker samples it", request_id)
 
@@ -386,7 +383,7 @@ class Worker:
 
 
 def _update_wait_s(config: Config) -> float:
-    """Longest wait of new weights for the groups in the engine. Paused responses would wait for the new weights."""
+    """Longest wait of new weights for the calls in the engine. Paused responses would wait for the new weights."""
     rollout = config.rollout
     if config.cadence.max_steps_ahead == 0 or rollout.generation_budget is not None:
         return 0.0

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bapo.core.errors import ContractError, Refusal
 from bapo.core.token_arrays import Float32s, Int32s, pairs_of, runs_of
 from bapo.core.types import PER_TOKEN, Group, Outcome
 
@@ -38,6 +39,11 @@ class SampledSequence:
         """Whether a limit on its tokens ended it."""
         return self.outcome is Outcome.TRUNCATED
 
+    @property
+    def is_expert(self) -> bool:
+        """Whether no policy sampled it."""
+        return self.outcome is Outcome.EXPERT
+
     def followed_by(self, later: SampledSequence) -> SampledSequence:
         """The sequence and its continuation, which says how it ended."""
         names = (*PER_TOKEN, "versions")
@@ -52,9 +58,11 @@ class SampledSequence:
 
 
 def group_columns(sequences: Sequence[SampledSequence]) -> dict[str, Any]:
-    """Columns of the `Group` that has these responses: all but the prompt's and the rewards."""
+    """Columns of the `Group` that has these responses: all but the prompt's and the rewards. Raises: ContractError."""
     lengths = np.array([len(sequence.token_ids) for sequence in sequences], np.int32)
     versions_T = np.concatenate([sequence.versions for sequence in sequences])
+    if len(versions_T) != lengths.sum():
+        raise ContractError(f"versions of {len(versions_T)} tokens for {lengths.sum()}", Refusal.VERSIONS)
     versions = pairs_of(versions_T, lengths)
     return {
         **{name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in PER_TOKEN},

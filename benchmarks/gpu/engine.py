@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from bapo.config.tree import Config
+from bapo.core.sequences import sequences_of
+from bapo.core.types import Group
 from bapo.runtime.machine import vllm_build
 from bapo.runtime.torchvision_build import complete_torchvision
 from bapo.tasks.registry import load_task
 from benchmarks.gpu.findings import Findings, SkippedError
 from benchmarks.gpu.models import SHAPES, dtype_of, world_of, write_model
 from benchmarks.rollout_throughput import compare, requests_of
-from rollout_server.engines.base import SampledGroup
+from tests.support.engines import Driven
 
 GOAL_RATIO = 0.95
 GOAL_UPDATE_S = 1.0
@@ -58,19 +60,20 @@ def _measure(
     os.environ.update(vllm.ENVIRONMENT)
     start = time.perf_counter()
     sampler = vllm.make_engine(config)
+    calls = Driven(sampler, vllm.make_tokenization(config), config)
     findings.add(start_s=time.perf_counter() - start)
     size = config.algorithm.group_size
     prompts = list(load_task("countdown", {"num_train": groups}).prompts("train"))
     start = time.perf_counter()
     sampler.load_weights(files[0], 1)
     findings.add(load_idle_s=time.perf_counter() - start)
-    first = _sample(sampler, requests_of(prompts[:4], size, "first"))
+    first = calls.finish(requests_of(prompts[:4], size, "first"))
     for request in requests_of(prompts, size, "flight"):
-        sampler.submit(request)
-    crossing = _update_under_load(findings, sampler, files[1], longest)
+        calls.submit(request)
+    crossing = _update_under_load(findings, calls, files[1], longest)
     versions = {(int(low), int(high)) for group in crossing for low, high in group.versions}
     findings.add(versions_in_flight=sorted(versions))
-    second = _sample(sampler, requests_of(prompts[:4], size, "second"))
+    second = calls.finish(requests_of(prompts[:4], size, "second"))
     flags = argparse.Namespace(
         model=str(findings.work / "v1"), groups=groups, max_tokens=longest, rounds=1 if tiny else 2
     )
@@ -87,31 +90,18 @@ def _measure(
         findings.require(f"v{version}_logprob_rms", error["rms"], at_most=LIMIT_RMS[dtype])
 
 
-def _sample(sampler: Any, requests: list[Any]) -> list[SampledGroup]:
-    for request in requests:
-        sampler.submit(request)
-    return _drain(sampler)
-
-
-def _drain(sampler: Any) -> list[SampledGroup]:
-    found: list[SampledGroup] = []
-    while sampler.num_sampling:
-        found += sampler.step()
-    return found
-
-
-def _update_under_load(findings: Findings, sampler: Any, path: str, longest: int) -> list[SampledGroup]:
+def _update_under_load(findings: Findings, calls: Driven, path: str, longest: int) -> list[Group]:
     """Load when a quarter of the responses is sampled, then the canary. Returns: the groups in flight."""
-    found: list[SampledGroup] = []
+    found: list[Group] = []
     for _ in range(longest // 4):
-        found += sampler.step()
-    running = sampler.occupancy.running
+        found += calls.step()
+    running = calls.engine.occupancy.running
     start = time.perf_counter()
-    sampler.load_weights(path, 2)
+    calls.engine.load_weights(path, 2)
     loaded = time.perf_counter()
-    sampler.logprobs(CANARY)
+    calls.engine.logprobs(CANARY)
     answered = time.perf_counter()
-    found += _drain(sampler)
+    found += calls.finish()
     findings.add(responses_in_flight=running, canary_s=answered - loaded, drain_s=time.perf_counter() - answered)
     findings.goal("load_under_load_s", loaded - start, at_most=GOAL_UPDATE_S)
     return found
@@ -128,7 +118,7 @@ def write_versions(work: Path, device: str, model: str) -> tuple[str, list[str]]
     return dtype_of(world), [str(work / f"v{version}" / "model.safetensors") for version in (1, 2)]
 
 
-def parity(folder: Path, device: str, dtype: str, sampled: list[SampledGroup]) -> dict[str, float]:
+def parity(folder: Path, device: str, dtype: str, sampled: list[Group]) -> dict[str, float]:
     """In the learner's process: maximum and root mean square of engine minus learner, nats per token."""
     import torch
 
@@ -139,11 +129,11 @@ def parity(folder: Path, device: str, dtype: str, sampled: list[SampledGroup]) -
     policy = load_policy(folder, config, world, frozen=True)
     gaps = []
     for group in sampled:
-        prompt, ends = group.prompt_token_ids.tolist(), np.cumsum(group.lengths)
-        for begin, end in zip(ends - group.lengths, ends, strict=True):
-            token_ids = [*prompt, *group.token_ids[begin:end].tolist()]
+        prompt = group.prompt_token_ids.tolist()
+        for response in sequences_of(group):
+            token_ids = [*prompt, *response.token_ids.tolist()]
             micro = sequence_microbatch(token_ids, world.device, num_prompt=len(prompt))
             with torch.no_grad():
-                gaps.append(policy(micro)[0].cpu().numpy() - group.logprobs[begin:end])
+                gaps.append(policy(micro)[0].cpu().numpy() - response.rollout_logprobs)
     gap = np.concatenate(gaps)
     return {"max": float(np.abs(gap).max()), "rms": float(np.sqrt(np.square(gap).mean()))}

@@ -1,77 +1,68 @@
 """The engine interface, and how an engine is found by name.
 
-An engine samples G responses to each prompt, and returns the log-prob and the policy version of every token. One thread
-owns it (`rollout_server/sampler.py`): submissions, steps and weight updates never overlap, so it needs no locks.
+Tokens in, tokens out: an engine continues token sequences, and returns the log-prob and the policy version of every
+token. It knows neither prompts' texts nor groups. One thread owns it (`rollout_server/sampler.py`): calls, steps and
+weight updates never overlap, so it needs no locks.
 
 A new engine is one file of this folder, `<name>.py`, that defines:
 
-    ENVIRONMENT   variables that must be set before its process imports anything heavy
-    IN_PROCESS    True: workers are threads of the fleet's process; False: Ray actors, one process each
-    check         (Config) -> None: reject an invalid configuration before anything is started
-    make_engine   (Config, function: digest -> image file, worker id) -> Engine
+    ENVIRONMENT         variables that must be set before its process imports anything heavy
+    IN_PROCESS          True: workers are threads of the fleet's process; False: Ray actors, one process each
+    check               (Config) -> None: reject an invalid configuration before anything is started
+    make_engine         (Config, worker id) -> Engine
+    make_tokenization   (Config, function: digest -> image file) -> Tokenization, called after `make_engine`
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, ContractError, did_you_mean
+from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.plugins import module_names, plugin
+from bapo.core.sequences import SampledSequence
 from bapo.core.token_arrays import Float32s, Int32s
-from bapo.core.types import Prompt, RolloutRequest
-from bapo.runtime.vision import ReadImage
+from bapo.runtime.vision import Patches, ReadImage
+from rollout_server.tokenization import Tokenization
 
 INITIAL_VERSION = 1
 """The weights of `model.path` are theta_1: an engine may sample before the first weight update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SampledGroup:
-    """G finished responses to one prompt: a `Group` before it has rewards. T tokens in all, response after response."""
+class Completion:
+    """A call: token ids to be continued, `num` times."""
 
-    request_id: str
-    prompt_token_ids: Int32s
-    """[P] as the engine saw them."""
-    token_ids: Int32s
-    """[T], including end-of-sequence tokens."""
-    logprobs: Float32s
-    """[T] nats, under the distribution that each token was sampled from (after temperature)."""
-    lengths: Int32s
-    """[G] tokens per response."""
-    truncated: NDArray[np.bool_]
-    """[G] whether the length limit ended the response."""
-    versions: Int32s
-    """[G, 2] oldest and newest policy version that sampled a token of the response."""
-    texts: tuple[str, ...]
-    """[G] decoded without special tokens, for the verifier."""
-    num_experts: int = 0
-    """Number of expert rows, at the end."""
-    spans: Int32s | None = None
-    """[S, 2] runs (tokens, version) over the T tokens; None: one version per response."""
+    call_id: str
+    """Unique among the calls in the engine."""
+    token_ids: Sequence[int]
+    """[P] at least one: a prompt, and what of a response was sampled before."""
+    num: int = 1
+    max_tokens: int
+    """Limit per continuation; one that reaches it is truncated."""
+    temperature: float
+    top_p: float
+    seed: int | None = None
+    """Of the call; None: of the engine."""
+    images: tuple[tuple[str, Patches], ...] = ()
+    """Digest and patches of each image among the tokens, in order."""
+    context: object = None
+    """What it is sampled for: opaque. An engine without a model draws from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Continuation:
-    """A response that stopped at its token budget, to be continued as a group of one."""
+class Completed:
+    """The result of a call."""
 
-    part_id: str
-    """`request_id` of that group."""
-    request: RolloutRequest
-    row: int
-    """Index of the response in its group."""
-    prompt_token_ids: Int32s
-    """[P] as the engine gave them."""
+    call_id: str
     token_ids: Int32s
-    """[L] sampled so far: at least one token, fewer than the length limit."""
-    most: int
-    """Most tokens to sample now."""
+    """[P] those of the call, as the engine saw them."""
+    sequences: tuple[SampledSequence, ...]
+    """The `num` continuations: new tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +77,14 @@ class Occupancy:
     """Share of the KV cache in use, in [0, 1]; NaN: no cache."""
 
 
-def no_image(digest: str) -> bytes:
-    """For engines without images. Raises: ContractError."""
-    raise ContractError(f"image {digest[:16]}... is not available: no images were passed to this engine")
+def seed_of(seed: int, name: str) -> int:
+    """The seed of a worker's engine, by its id: with one seed, all workers and their replacements would draw the same
+    numbers. With `run.deterministic`, the seed of a call."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4])
 
 
 class Engine(Protocol):
-    """Samples groups. Created, called and closed by one thread."""
+    """Samples tokens. Created, called and closed by one thread."""
 
     @property
     def policy_version(self) -> int:
@@ -100,51 +92,20 @@ class Engine(Protocol):
         ...
 
     @property
-    def num_sampling(self) -> int:
-        """Groups submitted and not finished."""
-        ...
-
-    @property
     def occupancy(self) -> Occupancy:
         """The current load. Called after every step, so it must be cheap."""
         ...
 
-    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage) -> None:
-        """Raises: ConfigError if a prompt changes when encoded and decoded, is too long, or has images that the model
-        cannot read.
-
-        Args:
-            image: returns the files of their images.
-        """
+    def add(self, completion: Completion) -> None:
+        """Begin a call. Raises: ContractError for one that the engine cannot sample; the others are as they were."""
         ...
 
-    def encode_response(self, text: str) -> Int32s:
-        """[L] token ids of a response with this text and its end, truncated to the length limit; at least one."""
+    def abort(self, call_id: str) -> None:
+        """Stop sampling a call; unknown ids are ignored."""
         ...
 
-    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """Start to sample one group. Raises: ContractError for a request that the engine cannot sample, which leaves
-        the other groups as they were.
-
-        Args:
-            most: tokens per response, if fewer than the length limit; a response that reaches it counts as truncated.
-        """
-        ...
-
-    def resume(self, part: Continuation) -> None:
-        """Continue one response with the current weights.
-
-        `step` returns a group of one with only the new tokens and the text of the whole response; it is truncated when
-        it reached `part.most`.
-        """
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """Stop sampling a group; unknown ids are ignored."""
-        ...
-
-    def step(self) -> list[SampledGroup]:
-        """Sample one token for every response in flight; returns the finished groups.
+    def step(self) -> list[Completed]:
+        """Sample one token for every response in flight; returns the finished calls.
 
         After an exception the engine is unusable.
         """
@@ -192,8 +153,12 @@ class EngineModule(Protocol):
         """Raises: ConfigError for an invalid configuration. Fast, and imports nothing heavy."""
         ...
 
-    def make_engine(self, config: Config, image: ReadImage = ..., worker_id: str = ...) -> Engine:
-        """Load the model. `image`: returns image files of submitted prompts; `worker_id`: seeds the sampling."""
+    def make_engine(self, config: Config, worker_id: str = ...) -> Engine:
+        """Load the model. `worker_id`: seeds the sampling."""
+        ...
+
+    def make_tokenization(self, config: Config, image: ReadImage = ...) -> Tokenization:
+        """The model's tokenizer. `image`: returns image files of prompts."""
         ...
 
 

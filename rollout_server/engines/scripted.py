@@ -18,8 +18,7 @@ import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -27,12 +26,14 @@ from pydantic import Field, ValidationError
 from bapo.algorithms.settings import Frozen
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
+from bapo.core.sequences import SampledSequence
 from bapo.core.token_arrays import Float32s, Int32s
-from bapo.core.types import Prompt, RolloutRequest
+from bapo.core.types import Outcome, Prompt, RolloutRequest
 from bapo.runtime.vision import ReadImage
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_task
-from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup, no_image
+from rollout_server.engines.base import INITIAL_VERSION, Completed, Completion, Occupancy
+from rollout_server.tokenization import EncodedPrompt, Tokenization, no_image
 
 ENVIRONMENT: Mapping[str, str] = {}
 IN_PROCESS = True
@@ -84,8 +85,8 @@ class ScriptedPolicy:
         difficulty = float(self._generator(prompt_id, "difficulty").random())
         return min(1.0, max(0.0, (skill - difficulty) / options.spread + 0.5))
 
-    def sample(self, request: RolloutRequest, version: int) -> SampledGroup:
-        """The group that `request` gets from policy `version`."""
+    def sample(self, request: RolloutRequest, version: int) -> list[SampledSequence]:
+        """The responses that `request` gets from policy `version`."""
         options, size = self._options, request.group_size
         clock = request.step if options.clock == "step" else version
         prompt_id = request.prompt.prompt_id
@@ -94,49 +95,26 @@ class ScriptedPolicy:
         right = (rng.random(size) < self.probability(prompt_id, clock)) & (gold is not None)
         truncated = ~right & (rng.random(size) < options.truncated_share)
         lengths = np.where(truncated, self._max_tokens, rng.integers(1, self._max_tokens + 1, size)).astype(np.int32)
-        num_tokens = int(lengths.sum())
-        return SampledGroup(
-            request_id=request.request_id,
-            prompt_token_ids=self.prompt_token_ids(request.prompt.text),
-            token_ids=rng.integers(FIRST_TOKEN, options.vocab_size, num_tokens).astype(np.int32),
-            logprobs=self._logprobs(rng, num_tokens),
-            lengths=lengths,
-            truncated=truncated,
-            versions=np.full((size, 2), version, np.int32),
-            texts=tuple(gold if is_right and gold else WRONG_TEXT for is_right in right),
-        )
+        num_tokens, ends = int(lengths.sum()), np.cumsum(lengths)[:-1]
+        token_ids = np.split(rng.integers(FIRST_TOKEN, options.vocab_size, num_tokens).astype(np.int32), ends)
+        logprobs = np.split(self._logprobs(rng, num_tokens), ends)
+        return [
+            _sequence(token_ids[i], logprobs[i], version, bool(truncated[i]), gold if right[i] else None)
+            for i in range(size)
+        ]
 
-    def continue_response(self, part: Continuation, version: int) -> SampledGroup:
-        """The next part of a response, by the skill of `version`, as a group of one."""
-        options, prompt = self._options, part.request.prompt
-        clock = part.request.step if options.clock == "step" else version
-        so_far = len(part.token_ids)
-        rng = self._generator(prompt.prompt_id, f"{part.request.purpose.value}/{clock}/{part.row}/{so_far}")
-        gold = self._gold_of(prompt)
-        right = gold is not None and rng.random() < self.probability(prompt.prompt_id, clock)
-        left = self._max_tokens - so_far
-        is_long = not right and rng.random() < options.truncated_share
-        wanted = left if is_long else int(rng.integers(1, left + 1))
-        num_tokens = min(wanted, part.most)
-        return SampledGroup(
-            request_id=part.part_id,
-            prompt_token_ids=part.prompt_token_ids,
-            token_ids=rng.integers(FIRST_TOKEN, options.vocab_size, num_tokens).astype(np.int32),
-            logprobs=self._logprobs(rng, num_tokens),
-            lengths=np.array([num_tokens], np.int32),
-            truncated=np.array([is_long or wanted > part.most]),
-            versions=np.full((1, 2), version, np.int32),
-            texts=(gold if right and gold else WRONG_TEXT,),
-        )
-
-    def prompt_token_ids(self, text: str) -> Int32s:
-        """[P] one id per character: no tokenizer is involved."""
-        codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
-        return (FIRST_TOKEN + codes % (self._options.vocab_size - FIRST_TOKEN)).astype(np.int32)
-
-    def response_token_ids(self, text: str) -> Int32s:
-        """[L] one id per character, up to the length limit."""
-        return self.prompt_token_ids(text or " ")[: self._max_tokens]
+    def continued(self, request: RolloutRequest, so_far: Int32s, version: int) -> SampledSequence:
+        """The rest of a response, by the skill of `version`; it depends on the tokens so far."""
+        options, prompt_id = self._options, request.prompt.prompt_id
+        clock = request.step if options.clock == "step" else version
+        rng = self._generator(prompt_id, f"{request.purpose.value}/{clock}/{so_far.tobytes().hex()}")
+        gold = self._gold_of(request.prompt)
+        right = gold is not None and rng.random() < self.probability(prompt_id, clock)
+        left = self._max_tokens - len(so_far)
+        truncated = not right and rng.random() < options.truncated_share
+        num_tokens = left if truncated else int(rng.integers(1, left + 1))
+        token_ids = rng.integers(FIRST_TOKEN, options.vocab_size, num_tokens).astype(np.int32)
+        return _sequence(token_ids, self._logprobs(rng, num_tokens), version, truncated, gold if right else None)
 
     def _logprobs(self, rng: np.random.Generator, num_tokens: int) -> Float32s:
         """Near the uniform policy's log-prob, so that an untrained learner starts with ratios near 1."""
@@ -155,13 +133,13 @@ class ScriptedPolicy:
 
 
 class ScriptedEngine:
-    """An `Engine` over a `ScriptedPolicy`."""
+    """An `Engine` over a `ScriptedPolicy`. The context of its calls is their `RolloutRequest`."""
 
     def __init__(self, options: ScriptedOptions, policy: ScriptedPolicy) -> None:
         self._options = options
         self._policy = policy
         self._version = INITIAL_VERSION
-        self._due: dict[str, tuple[float, SampledGroup]] = {}
+        self._due: dict[str, tuple[float, Completed]] = {}
         self._num_finished = 0
 
     @property
@@ -170,55 +148,46 @@ class ScriptedEngine:
         return self._version
 
     @property
-    def num_sampling(self) -> int:
-        """Groups whose latency has not passed."""
-        return len(self._due)
-
-    @property
     def occupancy(self) -> Occupancy:
         """All responses run concurrently, and there is no cache."""
-        return Occupancy(running=sum(len(group.lengths) for _, group in self._due.values()))
+        return Occupancy(running=sum(len(completed.sequences) for _, completed in self._due.values()))
 
-    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
-        """Accepts every prompt: there is no tokenizer, and images are ignored."""
-
-    def encode_response(self, text: str) -> Int32s:
-        """[L] one id per character."""
-        return self._policy.response_token_ids(text)
-
-    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """Draw the group with the current version; it finishes after the latency."""
-        group = self._policy.sample(request, self._version)
-        self._wait_for(group if most is None else truncate(group, most))
-
-    def resume(self, part: Continuation) -> None:
-        """Draw the next part with the current version."""
-        self._wait_for(self._policy.continue_response(part, self._version))
-
-    def _wait_for(self, group: SampledGroup) -> None:
-        due_at = time.monotonic() + self._options.latency_s * self._slowness()
-        self._due[group.request_id] = (due_at, group)
+    def add(self, completion: Completion) -> None:
+        """Draw the responses with the current version; they finish after the latency."""
+        request = cast(RolloutRequest, completion.context)
+        token_ids = np.array(completion.token_ids, np.int32)
+        so_far = token_ids[len(request.prompt.text) :]
+        if len(so_far):
+            sequences = [self._policy.continued(request, so_far, self._version)]
+        else:
+            sequences = self._policy.sample(request, self._version)
+        completed = Completed(
+            call_id=completion.call_id,
+            token_ids=token_ids,
+            sequences=tuple(sequence.first(completion.max_tokens) for sequence in sequences),
+        )
+        self._due[completion.call_id] = (time.monotonic() + self._options.latency_s * self._slowness(), completed)
 
     def _slowness(self) -> float:
         slow = self._options.slow_versions
         return self._options.slow_times if slow and slow[0] <= self._version <= slow[1] else 1.0
 
-    def abort(self, request_id: str) -> None:
-        """Stop sampling a group."""
-        self._due.pop(request_id, None)
+    def abort(self, call_id: str) -> None:
+        """Stop sampling a call."""
+        self._due.pop(call_id, None)
 
-    def step(self) -> list[SampledGroup]:
-        """The groups whose latency has passed; sleeps briefly when there are none."""
+    def step(self) -> list[Completed]:
+        """The calls whose latency has passed; sleeps briefly when there are none."""
         crash_at = self._options.crash_after_groups
         if crash_at is not None and self._num_finished >= crash_at:
             raise RuntimeError(f"scripted crash after {self._num_finished} groups (engine_options.crash_after_groups)")
         now = time.monotonic()
-        ready = [group for due_at, group in self._due.values() if due_at <= now]
+        ready = [completed for due_at, completed in self._due.values() if due_at <= now]
         if not ready and self._due:
             first = min(due_at for due_at, _ in self._due.values())
             time.sleep(min(PAUSE_S, max(0.0, first - now)))
-        for group in ready:
-            del self._due[group.request_id]
+        for completed in ready:
+            del self._due[completed.call_id]
         self._num_finished += len(ready)
         return ready
 
@@ -243,17 +212,37 @@ class ScriptedEngine:
         self._due.clear()
 
 
-def truncate(group: SampledGroup, most: int) -> SampledGroup:
-    """The first `most` tokens of every response."""
-    starts = np.concatenate(([0], np.cumsum(group.lengths)[:-1]))
-    lengths = np.minimum(group.lengths, most).astype(np.int32)
-    kept = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
-    return replace(
-        group,
-        token_ids=group.token_ids[kept],
-        logprobs=group.logprobs[kept],
-        lengths=lengths,
-        truncated=group.truncated | (group.lengths > most),
+class CharacterTokenization(Tokenization):
+    """One id per character, for every prompt; images are ignored."""
+
+    def __init__(self, vocab_size: int, max_response_tokens: int) -> None:
+        self._num_ids, self._max_tokens = vocab_size - FIRST_TOKEN, max_response_tokens
+
+    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
+        """Accepts every prompt."""
+
+    def encode_prompt(self, prompt: Prompt) -> EncodedPrompt:
+        """[P] ids, one per character."""
+        return EncodedPrompt(token_ids=self._ids(prompt.text).tolist())
+
+    def encode_response(self, text: str) -> Int32s:
+        """[L] ids, up to the length limit."""
+        return self._ids(text or " ")[: self._max_tokens]
+
+    def _ids(self, text: str) -> Int32s:
+        codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        return (FIRST_TOKEN + codes % self._num_ids).astype(np.int32)
+
+
+def _sequence(
+    token_ids: Int32s, logprobs: Float32s, version: int, truncated: bool, right_text: str | None
+) -> SampledSequence:
+    return SampledSequence(
+        token_ids=token_ids,
+        rollout_logprobs=logprobs,
+        versions=np.full(len(token_ids), version, np.int32),
+        outcome=Outcome.TRUNCATED if truncated else Outcome.GRADED,
+        text=right_text or WRONG_TEXT,
     )
 
 
@@ -268,9 +257,14 @@ def make_policy(config: Config) -> ScriptedPolicy:
     return ScriptedPolicy(_options(config), task, config.rollout.max_response_tokens)
 
 
-def make_engine(config: Config, image: ReadImage = no_image, worker_id: str = "") -> ScriptedEngine:
+def make_engine(config: Config, worker_id: str = "") -> ScriptedEngine:
     """The engine of a run, the same for every worker. Raises: ConfigError for an unknown or impossible option."""
     return ScriptedEngine(_options(config), make_policy(config))
+
+
+def make_tokenization(config: Config, image: ReadImage = no_image) -> CharacterTokenization:
+    """Without the model's tokenizer."""
+    return CharacterTokenization(_options(config).vocab_size, config.rollout.max_response_tokens)
 
 
 def _options(config: Config) -> ScriptedOptions:

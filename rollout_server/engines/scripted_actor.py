@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from rollout_server.engines.scripted import check as check
 from rollout_server.engines.scripted import make_engine as make_engine
+from rollout_server.engines.scripted import make_tokenization as make_tokenization
 
 ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 IN_PROCESS = False

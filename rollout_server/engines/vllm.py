@@ -20,7 +20,6 @@ and which gives the canary its seat, would be out of reach.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,16 +28,17 @@ import numpy as np
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, WeightMismatchError
-from bapo.core.token_arrays import Float32s, Int32s
-from bapo.core.types import Prompt, RolloutRequest
+from bapo.core.sequences import SampledSequence
+from bapo.core.token_arrays import Float32s
+from bapo.core.types import Outcome
 from bapo.runtime.machine import VLLM_FOR_GPUS, parallelism_problem, vllm_build
 from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts
 from bapo.runtime.sampling_limits import LOGPROBS, sampling_problems
 from bapo.runtime.torchvision_build import complete_torchvision
-from bapo.runtime.vision import ImageReader, ReadImage, missing_package, vision_model
-from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids, round_trips_of
+from bapo.runtime.vision import Patches, ReadImage, missing_package, vision_model
 from rollout_server.engines import _vllm_vision
-from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup, no_image
+from rollout_server.engines.base import INITIAL_VERSION, Completed, Completion, Occupancy, seed_of
+from rollout_server.tokenization import Tokenization, no_image
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -88,7 +88,7 @@ CANARY_PRIORITY = -1
 class VllmEngine:
     """An `Engine` over one `LLMEngine`."""
 
-    def __init__(self, config: Config, image: ReadImage = no_image, worker_id: str = "") -> None:
+    def __init__(self, config: Config, worker_id: str = "") -> None:
         complete_torchvision()
         from vllm import LLMEngine, SamplingParams, TokensPrompt  # here: the fleet reads ENVIRONMENT without vLLM
         from vllm.engine.arg_utils import EngineArgs
@@ -97,25 +97,21 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
 
         self._rollout = config.rollout
-        self._images = _image_reader(config, image)
+        self._vision = vision_model(config.model.path, config.model.max_image_pixels)
         _vllm_vision.register(config.model.path)
         # LLM_CLASS: its default of max_num_batched_tokens is 8192 or 16384 by GPU, otherwise it would be 2048.
         self._engine: LLMEngine = LLMEngine.from_engine_args(
             EngineArgs(**_engine_args(config, worker_id)), usage_context=UsageContext.LLM_CLASS
         )
-        self._tokenizer: Any = self._engine.get_tokenizer()
         core: Any = self._engine.engine_core  # in this process: ENVIRONMENT
         self._core: Any = core.engine_core
         self._scheduler: Any = self._core.scheduler
         self._tokens_prompt = TokensPrompt
         self._refusals = (VLLMClientError, ValueError)
         """What vLLM raises for one request that it cannot sample; the others are as they were."""
-        # detokenize=False: texts are decoded once per group, not once per token.
+        # detokenize=False: texts are decoded once per group (`Tokenization`), not once per token.
         # flat_logprobs: lists instead of a dict per token, 20 % faster. logprobs=0: only of the sampled token.
         self._sampling = SamplingParams(
-            temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            max_tokens=config.rollout.max_response_tokens,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
@@ -124,14 +120,11 @@ class VllmEngine:
         self._probe = SamplingParams(
             max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        self._seed = config.run.seed if config.run.deterministic else None
-        self._sampling_ids: set[str] = set()
-        self._early: list[SampledGroup] = []
-        self._parts: dict[str, Continuation] = {}
-        self._excluded: frozenset[int] = frozenset()
-        if self._images is not None:
-            self._excluded = frozenset(self._images.model.excluded)
-            self._engine.collective_rpc("exclude_tokens", args=(self._images.model.excluded,))
+        self._calls: set[str] = set()
+        self._early: list[Completed] = []
+        """Finished outside of `step`, which returns them."""
+        if self._vision is not None:
+            self._engine.collective_rpc("exclude_tokens", args=(self._vision.excluded,))
         self._set_version(INITIAL_VERSION)
 
     @property
@@ -140,73 +133,31 @@ class VllmEngine:
         return self._version
 
     @property
-    def num_sampling(self) -> int:
-        """Groups that `step` has not returned yet."""
-        return len(self._sampling_ids) + len(self._early)
-
-    @property
     def occupancy(self) -> Occupancy:
         """From vLLM's scheduler itself."""
         running, waiting = self._scheduler.get_request_counts()
         return Occupancy(running, waiting, self._scheduler.get_kv_cache_usage())
 
-    def check_prompts(self, prompts: Sequence[Prompt], image: ReadImage = no_image) -> None:
-        """Raises: ConfigError if most prompts change when encoded and decoded, or one is too long with its images."""
-        found = round_trips_of(self._tokenizer, prompts)
-        if found.is_wrong:
-            raise ConfigError(found.complaint)
-        for complaint in (found.complaint if found.num_changed else "", ended_prompts(self._tokenizer, prompts)):
-            if complaint:
-                log.warning("%s", complaint)
-        images = None if self._images is None else ImageReader(self._images.model, image)
-        try:
-            for prompt in prompts:
-                self._check_length(len(self._encode_prompt(prompt, images)), prompt.text)
-        except ContractError as error:
-            raise ConfigError(str(error)) from error
-
-    def encode_response(self, text: str) -> Int32s:
-        """[L] tokens of a response, and the end-of-sequence token."""
-        encoded: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        token_ids = [token for token in encoded if token not in self._excluded]
-        end = self._tokenizer.eos_token_id
-        closed = token_ids if end is None else [*token_ids, end]
-        return np.array(closed[: self._rollout.max_response_tokens], np.int32)
-
-    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """G responses to one prompt. Raises: ContractError if it is too long, or vLLM refuses it."""
-        token_ids = self._encode_prompt(request.prompt, self._images)
-        self._check_length(len(token_ids), request.prompt.text)
+    def add(self, completion: Completion) -> None:
+        """Raises: ContractError if vLLM refuses it."""
         sampling = self._sampling.clone()
-        sampling.n = request.group_size
-        if self._seed is not None:
-            sampling.seed = seed_of(self._seed, request.request_id)  # vLLM adds the response's place in the group
-        sampling.temperature = request.temperature or sampling.temperature
-        sampling.top_p = request.top_p or sampling.top_p
-        if most is not None:
-            sampling.max_tokens = min(most, self._rollout.max_response_tokens)
-        self._add(request.request_id, token_ids, sampling, request.prompt.images)
+        sampling.n, sampling.max_tokens = completion.num, completion.max_tokens
+        sampling.temperature, sampling.top_p = completion.temperature, completion.top_p
+        if completion.seed is not None:
+            sampling.seed = completion.seed  # vLLM adds the response's place among the `num`
+        self._add(completion.call_id, list(completion.token_ids), sampling, completion.images)
 
-    def resume(self, part: Continuation) -> None:
-        """A new request whose prompt is the prompt and the tokens so far."""
-        sampling = self._sampling.clone()
-        sampling.max_tokens = part.most
-        token_ids = [*part.prompt_token_ids.tolist(), *part.token_ids.tolist()]
-        self._add(part.part_id, token_ids, sampling, part.request.prompt.images)
-        self._parts[part.part_id] = part
+    def abort(self, call_id: str) -> None:
+        """Stop sampling a call."""
+        if call_id in self._calls:
+            self._calls.remove(call_id)
+            self._engine.abort_request([call_id])
 
-    def abort(self, request_id: str) -> None:
-        """Stop sampling a group."""
-        if request_id in self._sampling_ids:
-            self._parts.pop(request_id, None)
-            self._sampling_ids.remove(request_id)
-            self._engine.abort_request([request_id])
-
-    def step(self) -> list[SampledGroup]:
-        """One token for every response in flight; returns the finished groups."""
+    def step(self) -> list[Completed]:
+        """One token for every response in flight; returns the finished calls."""
         finished, self._early = self._early, []
-        if self._sampling_ids:
-            finished += [self._sampled(output) for output in self._outputs()]
+        if self._calls:
+            finished += [self._completed(output) for output in self._outputs()]
         return finished
 
     def load_weights(self, path: str, version: int) -> None:
@@ -232,7 +183,7 @@ class VllmEngine:
         if not keeps:
             if not self._engine.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM did not reset its KV cache after the weight update")
-            if self._images is not None:
+            if self._vision is not None:
                 self._engine.reset_encoder_cache()  # outputs of the vision tower, by image
         self._set_version(version)
 
@@ -244,13 +195,13 @@ class VllmEngine:
         # vLLM preempts a running response for memory, never for a seat in the batch.
         self._scheduler.max_num_active_reqs += 1
         self._add(CANARY_ID, list(token_ids), self._probe, priority=CANARY_PRIORITY)
-        while CANARY_ID in self._sampling_ids:
+        while CANARY_ID in self._calls:
             for output in self._outputs():
                 if output.request_id == CANARY_ID:
-                    self._sampling_ids.remove(CANARY_ID)
+                    self._calls.remove(CANARY_ID)
                     probe = output
                 else:
-                    self._early.append(self._sampled(output))
+                    self._early.append(self._completed(output))
         self._scheduler.max_num_active_reqs -= 1
         measured: Any = probe.prompt_logprobs
         rows = zip(token_ids[1:], measured[1:], strict=True)
@@ -264,7 +215,7 @@ class VllmEngine:
         """Take the tokens of batches that the device has begun (async scheduling): the old weights sample them."""
         self._core.pause_scheduler(mode="keep", clear_cache=False)
         while any(request.num_in_flight_tokens for request in self._scheduler.requests.values()):
-            self._early += [self._sampled(output) for output in self._outputs()]
+            self._early += [self._completed(output) for output in self._outputs()]
         self._core.resume_scheduler()
 
     def _set_version(self, version: int) -> None:
@@ -272,70 +223,34 @@ class VllmEngine:
         self._version = version
 
     def _add(
-        self, request_id: str, token_ids: list[int], sampling: Any, images: Sequence[str] = (), priority: int = 0
+        self,
+        call_id: str,
+        token_ids: list[int],
+        sampling: Any,
+        images: Sequence[tuple[str, Patches]] = (),
+        priority: int = 0,
     ) -> None:
         salt = str(self._version)
         prompt: Any = self._tokens_prompt(prompt_token_ids=token_ids, cache_salt=salt)
         if images:
-            assert self._images is not None  # or its prompt was refused
-            patches = [(digest, self._images.patches(digest)) for digest in images]
-            prompt = _vllm_vision.prompt_with_images(token_ids, patches, self._images.model, salt)
+            assert self._vision is not None  # or its prompt was refused
+            prompt = _vllm_vision.prompt_with_images(token_ids, images, self._vision, salt)
         try:
-            self._engine.add_request(request_id, prompt, sampling, priority=priority)
+            self._engine.add_request(call_id, prompt, sampling, priority=priority)
         except self._refusals as error:
-            raise ContractError(f"vLLM refuses request {request_id}: {error}") from error
-        self._sampling_ids.add(request_id)
+            raise ContractError(f"vLLM refuses request {call_id}: {error}") from error
+        self._calls.add(call_id)
 
     def _outputs(self) -> list[RequestOutput]:
         return [output for output in self._engine.step() if output.finished]  # type: ignore[misc]
 
-    def _sampled(self, output: RequestOutput) -> SampledGroup:
-        self._sampling_ids.remove(output.request_id)
-        responses, part = output.outputs, self._parts.pop(output.request_id, None)
-        token_ids = [response.token_ids for response in responses]
-        whole = token_ids if part is None else [[*part.token_ids.tolist(), *token_ids[0]]]
-        return SampledGroup(
-            request_id=output.request_id,
-            prompt_token_ids=part.prompt_token_ids if part else np.array(output.prompt_token_ids, np.int32),
-            token_ids=np.concatenate([np.array(ids, np.int32) for ids in token_ids]),
-            logprobs=np.concatenate([_sampled_logprobs(response) for response in responses]),
-            lengths=np.array([len(ids) for ids in token_ids], np.int32),
-            truncated=np.array([response.finish_reason == "length" for response in responses]),
-            versions=np.array([_versions(response) for response in responses], np.int32),
-            texts=tuple(self._tokenizer.batch_decode(whole, skip_special_tokens=True)),
-            spans=_spans(responses),
+    def _completed(self, output: RequestOutput) -> Completed:
+        self._calls.remove(output.request_id)
+        return Completed(
+            call_id=output.request_id,
+            token_ids=np.array(output.prompt_token_ids, np.int32),
+            sequences=tuple(_sequence(response) for response in output.outputs),
         )
-
-    def _encode_prompt(self, prompt: Prompt, images: ImageReader | None) -> list[int]:
-        """Token ids, including those of images. Raises: ContractError."""
-        token_ids = prompt_token_ids(self._tokenizer, prompt)
-        if images is not None:
-            return images.model.expanded(token_ids, images.of_prompt(prompt))
-        if prompt.images:
-            raise ContractError(
-                f"the prompt {_shown(prompt.text)!r} has images, but the model reads text only: set model.path to a "
-                "vision-language model"
-            )
-        return token_ids
-
-    def _check_length(self, num_tokens: int, text: str) -> None:
-        """Raises: ContractError."""
-        longest = self._rollout.max_prompt_tokens
-        if num_tokens == 0:  # vLLM's own error would kill the engine
-            raise ContractError(f"the prompt {text!r} has no tokens")
-        if num_tokens > longest:
-            shown = _shown(text)
-            message = f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}"
-            raise ContractError(message)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _image_reader(config: Config, image: ReadImage) -> ImageReader | None:
-    model = vision_model(config.model.path, config.model.max_image_pixels)
-    return None if model is None else ImageReader(model, image)
 
 
 def check(config: Config) -> None:
@@ -362,15 +277,22 @@ def check(config: Config) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def make_engine(config: Config, image: ReadImage = no_image, worker_id: str = "") -> VllmEngine:
+def make_engine(config: Config, worker_id: str = "") -> VllmEngine:
     """Load `model.path`. Raises: ConfigError for an unknown engine option."""
-    return VllmEngine(config, image, worker_id)
+    return VllmEngine(config, worker_id)
 
 
-def seed_of(seed: int, name: str) -> int:
-    """The seed of a worker's engine, by its id: with one seed, all workers and their replacements would draw the same
-    numbers. With `run.deterministic`, the seed of a request."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4])
+def make_tokenization(config: Config, image: ReadImage = no_image) -> Tokenization:
+    """By the tokenizer that vLLM chooses for the model."""
+    complete_torchvision()
+    from vllm.tokenizers import get_tokenizer
+
+    options = config.rollout.engine_options
+    chosen = {name: options[name] for name in ("tokenizer_mode", "trust_remote_code") if name in options}
+    tokenizer = get_tokenizer(
+        options.get("tokenizer") or config.model.path, revision=options.get("tokenizer_revision"), **chosen
+    )
+    return Tokenization(tokenizer, config, image)
 
 
 def _engine_args(config: Config, worker_id: str) -> dict[str, Any]:
@@ -407,24 +329,14 @@ def engine_arguments(config: Config, worker_id: str = "", *, on_cpus: bool) -> d
     return chosen | {"max_num_seqs": seats + 1}  # one for the canary
 
 
-def _sampled_logprobs(response: CompletionOutput) -> Float32s:
-    """[T] log-probs of the sampled tokens: with `logprobs=0` the flat list has one entry per token."""
-    flat: Any = response.logprobs
-    values = np.array(flat.logprobs, np.float32)
-    if len(values) != len(response.token_ids):
-        raise RuntimeError(f"vLLM returned {len(values)} log-probs for {len(response.token_ids)} tokens")
-    return values
-
-
-def _versions(response: CompletionOutput) -> tuple[int, int]:
-    """Oldest and newest policy version that sampled a token of this response."""
-    versions = [int(span.version) for span in response.weight_versions or ()]
-    return min(versions), max(versions)
-
-
-def _spans(responses: Sequence[CompletionOutput]) -> Int32s | None:
-    """[S, 2] runs (tokens, version) over all responses; None when each response has one version."""
-    if all(len(response.weight_versions or ()) <= 1 for response in responses):
-        return None
-    spans = [span for response in responses for span in response.weight_versions or ()]
-    return np.array([(span.end - span.start, int(span.version)) for span in spans], np.int32)
+def _sequence(response: CompletionOutput) -> SampledSequence:
+    flat: Any = response.logprobs  # with `logprobs=0` the flat list has one entry per token
+    if len(flat.logprobs) != len(response.token_ids):
+        raise RuntimeError(f"vLLM returned {len(flat.logprobs)} log-probs for {len(response.token_ids)} tokens")
+    spans = response.weight_versions or ()
+    return SampledSequence(
+        token_ids=np.array(response.token_ids, np.int32),
+        rollout_logprobs=np.array(flat.logprobs, np.float32),
+        versions=np.repeat([int(s.version) for s in spans], [s.end - s.start for s in spans]).astype(np.int32),
+        outcome=Outcome.TRUNCATED if response.finish_reason == "length" else Outcome.GRADED,
+    )

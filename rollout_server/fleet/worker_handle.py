@@ -20,7 +20,7 @@ from bapo.tasks.grading.pool import GraderPool
 from bapo.transport.buffer_client import BufferClient
 from rollout_server.engines.base import engine_module
 from rollout_server.images import ImageSource
-from rollout_server.partial_rollouts import FOLDER
+from rollout_server.rollouts.segment_files import FOLDER
 from rollout_server.worker import NUM_GRADERS, Worker
 from rollout_server.worker_report import WorkerReport
 
@@ -89,12 +89,14 @@ def make_worker(
         run_path: run directory, for images and partial rollouts; None: they are not stored.
         server_url: URL of the rollout server, for images that this host cannot read.
     """
+    engine = engine_module(config.rollout.engine)
     images = ImageSource(config, run_path, server_url, token)
     return Worker(
         worker_id=worker_id,
         config=config,
         buffer=BufferClient(buffer_url, token=token),
-        make_engine=lambda config: engine_module(config.rollout.engine).make_engine(config, images.read, worker_id),
+        make_engine=lambda config: engine.make_engine(config, worker_id),
+        make_tokenization=lambda config: engine.make_tokenization(config, images.read),
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
         token=token,
         segments=None if run_path is None else run_path / FOLDER,

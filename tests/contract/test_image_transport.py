@@ -104,6 +104,7 @@ def test_a_group_whose_image_is_missing_fails_alone(tmp_path: Path, files: Image
         config=make_config(),
         buffer=buffer,
         make_engine=scripted.make_engine,
+        make_tokenization=scripted.make_tokenization,
         make_grader=lambda _: InstantGrader(),
         images=ImageSource(config_of(tmp_path), tmp_path / "run"),
     )

@@ -16,7 +16,7 @@ from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.rollout_client import RolloutClient, weight_update_from_map, weight_update_map
 from rollout_server.api import create_app
-from rollout_server.engines.scripted import make_engine
+from rollout_server.engines.scripted import make_engine, make_tokenization
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.fleet.worker_handle import LocalHandle
 from rollout_server.worker import Worker
@@ -40,6 +40,7 @@ def served(buffer: MemoryBuffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tu
             config=config,
             buffer=buffer,
             make_engine=make_engine,
+            make_tokenization=make_tokenization,
             make_grader=lambda _: InstantGrader(),
         )
         return LocalHandle(worker)

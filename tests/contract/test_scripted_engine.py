@@ -8,10 +8,11 @@ import pytest
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, TaskConfig
 from bapo.core.errors import ConfigError
+from bapo.core.sequences import SampledSequence, group_columns
 from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.tasks.registry import load_task
-from rollout_server.engines.base import SampledGroup
-from rollout_server.engines.scripted import make_engine, make_policy
+from rollout_server.engines.scripted import make_engine, make_policy, make_tokenization
+from tests.support.engines import Driven
 
 
 def config_of(**options: object) -> Config:
@@ -36,8 +37,11 @@ def request(prompt: Prompt, *, purpose: Purpose = Purpose.FRESH, step: int = 1, 
     )
 
 
-def same(a: SampledGroup, b: SampledGroup) -> bool:
-    return a.texts == b.texts and np.array_equal(a.token_ids, b.token_ids) and np.array_equal(a.logprobs, b.logprobs)
+def same(a: list[SampledSequence], b: list[SampledSequence]) -> bool:
+    """But for the version that sampled them."""
+    first, second = group_columns(a), group_columns(b)
+    columns = ("token_ids", "rollout_logprobs", "lengths", "outcomes")
+    return [s.text for s in a] == [s.text for s in b] and all(np.array_equal(first[c], second[c]) for c in columns)
 
 
 def test_the_same_request_at_the_same_version_is_the_same_group_in_another_engine() -> None:
@@ -71,7 +75,7 @@ def test_with_the_step_as_clock_the_version_that_happens_to_sample_does_not_matt
     early = policy.sample(request(prompt, step=6), version=5)
     late = policy.sample(request(prompt, step=6), version=6)
     assert same(early, late)
-    assert (early.versions.tolist()[0], late.versions.tolist()[0]) == ([5, 5], [6, 6])
+    assert ({*early[0].versions.tolist()}, {*late[0].versions.tolist()}) == ({5}, {6})
     assert not same(early, policy.sample(request(prompt, step=7), version=6))
 
 
@@ -80,8 +84,8 @@ def test_right_texts_are_right_and_wrong_texts_are_wrong_for_the_tasks_verifier(
     prompt = prompts(1)[0]
     always = make_policy(config_of(skill_start=5.0)).sample(request(prompt), version=1)
     never = make_policy(config_of(skill_start=-5.0)).sample(request(prompt), version=1)
-    assert [task.reward(prompt, text) for text in always.texts] == [1.0] * 8
-    assert [task.reward(prompt, text) for text in never.texts] == [0.0] * 8
+    assert [task.reward(prompt, response.text or "") for response in always] == [1.0] * 8
+    assert [task.reward(prompt, response.text or "") for response in never] == [0.0] * 8
 
 
 def test_probability_is_one_half_where_skill_meets_difficulty_and_rises_by_the_gain_over_the_spread() -> None:
@@ -94,12 +98,13 @@ def test_probability_is_one_half_where_skill_meets_difficulty_and_rises_by_the_g
         assert policy.probability(prompt_id, 100) == 1.0
 
 
-def test_a_group_keeps_the_version_of_its_submission() -> None:
-    engine = make_engine(config_of())
+def test_a_call_keeps_the_version_of_its_submission() -> None:
+    engine = Driven(make_engine(config_of()), make_tokenization(config_of()), config_of())
     engine.submit(request(prompts(1)[0]))
-    engine.load_weights("unused", 7)
-    assert engine.step()[0].versions.tolist() == [[1, 1]] * 8
-    assert engine.policy_version == 7
+    engine.engine.load_weights("unused", 7)
+    (group,) = engine.finish()
+    assert group.versions.tolist() == [[1, 1]] * 8
+    assert engine.engine.policy_version == 7
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:

@@ -18,7 +18,7 @@ from bapo.core.token_arrays import Int32s
 from bapo.core.types import Outcome, Prompt, Purpose, RolloutRequest
 from bapo.tasks.grading.pool import Grades
 from rollout_server.engines import scripted
-from rollout_server.engines.base import Engine
+from rollout_server.engines.base import Completion, Engine
 from rollout_server.leases import Leases
 from rollout_server.worker import Worker
 from tests.support.factories import make_request
@@ -26,6 +26,7 @@ from tests.support.rollout import InstantGrader, MemoryBuffer, make_config, make
 from tests.support.wait import wait_until
 
 StartWorker = Callable[..., Worker]
+SCRIPTED = {"make_engine": scripted.make_engine, "make_tokenization": scripted.make_tokenization}
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def start_worker() -> Iterator[StartWorker]:
     workers = []
 
     def start(buffer: MemoryBuffer, config: Config | None = None, *, begin: bool = True, **parts: object) -> Worker:
-        fields = {"make_engine": scripted.make_engine, "make_grader": lambda _: InstantGrader()} | parts
+        fields = SCRIPTED | {"make_grader": lambda _: InstantGrader()} | parts
         worker = Worker(worker_id="worker-0", config=config or make_config(), buffer=buffer, **fields)
         workers.append(worker)
         worker.load()
@@ -102,7 +103,7 @@ def test_an_experts_row_joins_the_sampled_ones_with_log_probs_0_and_its_own_grad
     assert buffer.groups["g-e"].outcomes.tolist() == [Outcome.GRADED] * 8, "an evaluation is of the policy alone"
 
 
-class WithoutWords(scripted.ScriptedEngine):
+class WithoutWords(scripted.CharacterTokenization):
     def encode_response(self, text: str) -> Int32s:
         raise ValueError("surrogates not allowed")
 
@@ -110,7 +111,7 @@ class WithoutWords(scripted.ScriptedEngine):
 def test_an_experts_text_that_cannot_be_encoded_fails_its_group_and_not_the_engine(start_worker: StartWorker) -> None:
     evaluated = make_request(prompt_id="e", purpose=Purpose.EVALUATE, label="cd34@1")
     buffer = MemoryBuffer([*requests(1), evaluated])
-    worker = start_worker(buffer, with_experts(), make_engine=engine_of(WithoutWords))
+    worker = start_worker(buffer, with_experts(), make_tokenization=lambda _: WithoutWords(218, 64))
     wait_until(lambda: len(buffer.failures) == 1 and len(buffer.groups) == 1)
     assert [failure[:2] for failure in buffer.failures] == [("g-p0", "no_expert")]
     assert worker.report().state == "sampling"
@@ -176,10 +177,10 @@ def test_a_group_that_the_buffer_refuses_is_reported_and_stops_no_other(start_wo
 
 
 class PickyEngine(scripted.ScriptedEngine):
-    def submit(self, request: object, most: int | None = None) -> None:
-        if request.prompt.prompt_id == "p0":
+    def add(self, completion: Completion) -> None:
+        if completion.call_id == "g-p0":
             raise ContractError("the prompt has 99 tokens, more than rollout.max_prompt_tokens=64")
-        super().submit(request, most)
+        super().add(completion)
 
 
 def engine_of(cls: type[scripted.ScriptedEngine], **options: object) -> Callable[[Config], Engine]:
@@ -218,10 +219,10 @@ def test_the_engine_goes_on_while_a_buffer_that_is_away_is_told_what_it_refused(
 
 class NanEngine(scripted.ScriptedEngine):
     def step(self) -> list:
-        groups = super().step()
-        for group in groups:
-            group.logprobs[0] = np.nan
-        return groups
+        done = super().step()
+        for completed in done:
+            completed.sequences[0].rollout_logprobs[0] = np.nan
+        return done
 
 
 def test_log_probs_that_are_not_finite_never_reach_the_learner(start_worker: StartWorker) -> None:
@@ -288,7 +289,7 @@ def test_a_draining_worker_finishes_what_it_has_and_claims_no_more(start_worker:
 def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_is_killed(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_server.partial_rollouts.IDLE_S", 1e9)
+    monkeypatch.setattr("rollout_server.rollouts.segmented.IDLE_S", 1e9)
     buffer = MemoryBuffer(requests(6, group_size=4))
     rollout = make_config(max_response_tokens=24, max_groups_in_flight=8).rollout
     config = Config(rollout=rollout)
@@ -298,7 +299,7 @@ def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_
     first.update_weights(make_update(tmp_path / "w2", 2))
     first.stop()  # as a kill leaves it: leases return, segments stay
     begun = {path.name for path in (tmp_path / "segments").iterdir()}
-    monkeypatch.setattr("rollout_server.partial_rollouts.IDLE_S", 0.0)
+    monkeypatch.setattr("rollout_server.rollouts.segmented.IDLE_S", 0.0)
     second = start_worker(buffer, config, segments=tmp_path / "segments", begin=False)
     second.begin(make_update(tmp_path / "w3", 3))
     wait_until(lambda: len(buffer.groups) == 6)
@@ -313,10 +314,10 @@ def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_
 class OnceEngine(scripted.ScriptedEngine):
     """As vLLM's: a group that comes twice would be finished twice, and the second time is no group of ours."""
 
-    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        if request.request_id in self._due:
-            raise KeyError(request.request_id)
-        super().submit(request, most)
+    def add(self, completion: Completion) -> None:
+        if completion.call_id in self._due:
+            raise KeyError(completion.call_id)
+        super().add(completion)
 
 
 def test_a_request_that_is_claimed_again_by_the_worker_that_still_samples_it_goes_on(start_worker: StartWorker) -> None:
@@ -406,11 +407,11 @@ class OddEngine(scripted.ScriptedEngine):
     """Its log-probs of one prompt are those of no distribution."""
 
     def step(self) -> list:
-        groups = super().step()
-        for group in groups:
-            if group.request_id == "g-p1":
-                group.logprobs[0] = 0.5
-        return groups
+        done = super().step()
+        for completed in done:
+            if completed.call_id == "g-p1":
+                completed.sequences[0].rollout_logprobs[0] = 0.5
+        return done
 
 
 def test_what_is_no_group_fails_that_one_and_not_its_worker(start_worker: StartWorker) -> None:

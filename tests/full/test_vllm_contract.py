@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollout_server.engines.base import Engine
 from tests.contract import test_engines as contract
+from tests.support.engines import Driven
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
     with contract.made("vllm", tmp_path_factory.mktemp("vllm")) as found:
         yield found
 

@@ -20,15 +20,15 @@ from bapo.algorithms.settings import CadenceConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig, RunConfig
 from bapo.core.errors import ContractError, WeightMismatchError
-from bapo.core.token_arrays import Float32s, versions_of
-from bapo.core.types import Canary, WeightUpdate
+from bapo.core.sequences import group_columns, sequences_of
+from bapo.core.token_arrays import Float32s
+from bapo.core.types import Canary, Group, WeightUpdate
 from bapo.runtime.file_digest import digest_of
 from bapo.runtime.sampling_limits import LIMITS
 from rollout_server.engines import vllm
-from rollout_server.engines.base import SampledGroup
-from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
+from tests.support.engines import Driven
 from tests.support.factories import make_request
 from tests.support.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
 
@@ -45,6 +45,7 @@ class Rig:
     learner: object
     folder: Path
     temperature: float
+    calls: Driven
 
     def publish(self, seed: int) -> WeightUpdate:
         """The learner takes a step and writes its weights for the next version."""
@@ -63,29 +64,21 @@ class Rig:
             canary=Canary(token_ids=CANARY_TOKENS, logprobs=logprobs, tolerance=TOLERANCE),
         )
 
-    def sample(self, num_groups: int = 4) -> list[SampledGroup]:
-        for i in range(num_groups):
-            self.engine.submit(make_request(prompt_id=f"p{i}"))
-        return self.finish()
+    def sample(self, num_groups: int = 4) -> list[Group]:
+        return self.calls.finish(make_request(prompt_id=f"p{i}") for i in range(num_groups))
 
-    def finish(self) -> list[SampledGroup]:
-        groups: list[SampledGroup] = []
-        while self.engine.num_sampling:
-            groups += self.engine.step()
-        return groups
+    def finish(self) -> list[Group]:
+        return self.calls.finish()
 
-    def differences(self, groups: list[SampledGroup]) -> list[Float32s]:
+    def differences(self, groups: list[Group]) -> list[Float32s]:
         """One [length] array per response: |rollout log-prob - the learner's|."""
         result = []
         for group in groups:
-            start = 0
             prompt = group.prompt_token_ids.tolist()
-            for length in group.lengths.tolist():
-                tokens = group.token_ids[start : start + length].tolist()
+            for response in sequences_of(group):
+                tokens = response.token_ids.tolist()
                 reference = reference_logprobs(self.learner, prompt + tokens, temperature=self.temperature)
-                expected = reference[len(prompt) - 1 :].numpy()
-                result.append(np.abs(expected - group.logprobs[start : start + length]))
-                start += length
+                result.append(np.abs(reference[len(prompt) - 1 :].numpy() - response.rollout_logprobs))
         return result
 
 
@@ -120,7 +113,8 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     )
     os.environ.update(vllm.ENVIRONMENT)
     engine = vllm.make_engine(config)
-    yield Rig(engine=engine, learner=learner, folder=folder, temperature=temperature)
+    calls = Driven(engine, vllm.make_tokenization(config), config)
+    yield Rig(engine=engine, learner=learner, folder=folder, temperature=temperature, calls=calls)
     engine.close()
 
 
@@ -137,9 +131,9 @@ def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig:
 
 
 def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of_the_run(rig: Rig) -> None:
-    rig.engine.submit(replace(make_request(prompt_id="cold", group_size=8), temperature=1e-4), most=4)
-    rig.engine.submit(make_request(prompt_id="warm", group_size=8), most=4)
-    cold, warm = sorted(rig.finish(), key=lambda group: group.request_id)
+    rig.calls.submit(replace(make_request(prompt_id="cold", group_size=8), temperature=1e-4), max_tokens=4)
+    rig.calls.submit(make_request(prompt_id="warm", group_size=8), max_tokens=4)
+    cold, warm = sorted(rig.finish(), key=lambda group: group.group_id)
     assert len(set(map(tuple, np.split(cold.token_ids, np.cumsum(cold.lengths)[:-1])))) == 1
     assert len(set(map(tuple, np.split(warm.token_ids, np.cumsum(warm.lengths)[:-1])))) > 1
 
@@ -147,9 +141,9 @@ def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of
 def test_a_deterministic_run_samples_the_same_tokens_whatever_else_its_engine_samples(rig: Rig) -> None:
     def sample(others: int) -> list[int]:
         for i in range(others):
-            rig.engine.submit(make_request(prompt_id=f"before-{i}"))
-        rig.engine.submit(make_request(prompt_id="looked-at", group_size=8))
-        found = [group for group in rig.finish() if group.request_id == "g-looked-at"]
+            rig.calls.submit(make_request(prompt_id=f"before-{i}"))
+        rig.calls.submit(make_request(prompt_id="looked-at", group_size=8))
+        found = [group for group in rig.finish() if group.group_id == "g-looked-at"]
         return found[0].token_ids.tolist()
 
     alone, among_others = sample(0), sample(5)
@@ -170,9 +164,9 @@ def test_an_update_keeps_every_tensor_of_the_model_at_its_address_as_cuda_graphs
 
 def test_a_response_in_flight_goes_on_with_the_new_weights_and_says_so(rig: Rig) -> None:
     old_version = rig.engine.policy_version
-    rig.engine.submit(make_request(prompt_id="long", group_size=8))
+    rig.calls.submit(make_request(prompt_id="long", group_size=8))
     for _ in range(6):
-        assert rig.engine.step() == []
+        assert rig.calls.step() == []
     before = reference_of(rig)
     load_verified(rig.engine, rig.publish(3), Agreement())
     (group,) = rig.finish()
@@ -187,42 +181,32 @@ def test_a_response_in_flight_goes_on_with_the_new_weights_and_says_so(rig: Rig)
         assert with_new[i][:6].max() > 0.01
 
 
-def test_a_response_in_segments_has_each_tokens_log_prob_under_the_weights_that_sampled_it(
-    rig: Rig, tmp_path: Path
-) -> None:
-    old_version = rig.engine.policy_version
-    request = make_request(prompt_id="segments", group_size=8)
-    parts = {"budget": 6, "limit": 64, "store": PartialRolloutStore(tmp_path), "idle_s": 0.0}
-    first = SegmentedEngine(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
-    first.submit(request)
-    while not any(tmp_path.iterdir()):
-        assert first.step() == []
-    first.abort(request.request_id)  # its worker dies: whoever claims the request next has the shelf alone
-    before = reference_of(rig)
+def test_a_response_that_is_continued_has_each_tokens_log_prob_under_the_weights_that_sampled_it(rig: Rig) -> None:
+    old_version, request = rig.engine.policy_version, make_request(prompt_id="segments", group_size=8)
+    rig.calls.submit(request, max_tokens=6)
+    (group,) = rig.finish()
+    before, rows = reference_of(rig), list(sequences_of(group))
     load_verified(rig.engine, rig.publish(7), Agreement())
-    second = SegmentedEngine(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
-    second.submit(request)
-    groups: list[SampledGroup] = []
-    while second.num_sampling:
-        groups += second.step()
-    (group,) = groups
-    with_new, with_old = rig.differences([group]), before.differences([group])
-    starts = np.concatenate(([0], np.cumsum(group.lengths)))
-    assert group.spans is not None
-    versions = versions_of(group.spans)
-    continued = np.flatnonzero(group.lengths > 6).tolist()
-    assert continued
-    for i in continued:
+    prompt, open_rows = group.prompt_token_ids.tolist(), [i for i, row in enumerate(rows) if row.truncated]
+    assert open_rows
+    for i in open_rows:
+        rig.calls.submit(
+            request, call_id=str(i), token_ids=[*prompt, *rows[i].token_ids.tolist()], num=1, max_tokens=16
+        )
+    for part in rig.finish():
+        rows[int(part.group_id)] = rows[int(part.group_id)].followed_by(next(sequences_of(part)))
+    whole = replace(group, **group_columns(rows))
+    with_new, with_old = rig.differences([whole]), before.differences([whole])
+    for i in open_rows:
         assert with_old[i][:6].max() < TOLERANCE
         assert with_new[i][6:].max() < TOLERANCE
         assert with_new[i][:6].max() > 0.01
-        own = versions[starts[i] : starts[i + 1]].tolist()
-        assert own == [old_version] * 6 + [old_version + 1] * (len(own) - 6)
+        assert rows[i].versions.tolist() == [old_version] * 6 + [old_version + 1] * (len(rows[i].token_ids) - 6)
 
 
 def reference_of(rig: Rig) -> Rig:
     """The learner as it is now, whatever steps it takes later."""
-    return Rig(engine=rig.engine, learner=copy.deepcopy(rig.learner), folder=rig.folder, temperature=rig.temperature)
+    return replace(rig, learner=copy.deepcopy(rig.learner))
 
 
 def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) -> None:
@@ -230,7 +214,7 @@ def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) 
     request = make_request(group_size=4)
     prompt = msgspec.structs.replace(request.prompt, text=",".join(map(str, range(10, 44))) + "->80:")
     for seed in (4, 40):
-        rig.engine.submit(replace(request, prompt=prompt))
+        rig.calls.submit(replace(request, prompt=prompt))
         (group,) = rig.finish()
         assert len(group.prompt_token_ids) > 2 * BLOCK_SIZE
         assert max(float(difference.max()) for difference in rig.differences([group])) < TOLERANCE
@@ -245,26 +229,12 @@ def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> N
         load_verified(rig.engine, other, Agreement())
 
 
-class _Borrowed:
-    """The fixture's engine for a worker, which would close it."""
-
-    def __init__(self, engine: vllm.VllmEngine) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._engine, name)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("field", [{"temperature": 2.6}, {"top_p": 1.5}, {"max_response_tokens": 0}])
 def test_a_request_that_vllm_refuses_is_refused_alone(rig: Rig, field: dict[str, Any]) -> None:
-    rig.engine.submit(make_request(prompt_id="good"))
+    rig.calls.submit(make_request(prompt_id="good"))
     with pytest.raises(ContractError, match="vLLM refuses request"):
-        rig.engine.submit(replace(make_request(prompt_id="bad"), **field), field.get("max_response_tokens"))
-    rig.engine.submit(make_request(prompt_id="after"))
-    assert rig.engine.num_sampling == 2
+        rig.calls.submit(replace(make_request(prompt_id="bad"), **field))
+    rig.calls.submit(make_request(prompt_id="after"))
     assert len(rig.finish()) == 2
 
 

@@ -12,11 +12,13 @@ import torch
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
+from bapo.core.sequences import sequences_of
 from bapo.core.types import WeightUpdate
 from learner.model.policy import Policy, sequence_microbatch
 from rollout_server.engines import vllm
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
+from tests.support.engines import Driven
 from tests.support.factories import make_request
 from tests.support.learner import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 from tests.support.tiny_experts import write_tiny_experts
@@ -25,16 +27,17 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[vllm.VllmEngine]:
+def calls(tmp_path: Path) -> Iterator[Driven]:
     write_tiny_experts(tmp_path / "model")
     os.environ.update(vllm.ENVIRONMENT)
     rollout = RolloutConfig(max_groups_in_flight=8, max_prompt_tokens=128)
-    engine = vllm.make_engine(Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=rollout))
-    yield engine
+    config = Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=rollout)
+    engine = vllm.make_engine(config)
+    yield Driven(engine, vllm.make_tokenization(config), config)
     engine.close()
 
 
-def test_log_probs_equal_the_learners_before_and_after_two_updates(engine: vllm.VllmEngine, tmp_path: Path) -> None:
+def test_log_probs_equal_the_learners_before_and_after_two_updates(calls: Driven, tmp_path: Path) -> None:
     found: list[tuple[float, float]] = []
     config = learner_config(
         tmp_path / "model", run={"num_steps": 4}, learner={"lr": 1e-2}, cadence={"max_steps_ahead": 0}
@@ -44,9 +47,9 @@ def test_log_probs_equal_the_learners_before_and_after_two_updates(engine: vllm.
 
     def take(update: WeightUpdate) -> None:
         """The learner waits meanwhile."""
-        before = largest_difference(engine, learner.policy)
-        load_verified(engine, update, Agreement())
-        found.append((before, largest_difference(engine, learner.policy)))
+        before = largest_difference(calls, learner.policy)
+        load_verified(calls.engine, update, Agreement())
+        found.append((before, largest_difference(calls, learner.policy)))
 
     fleet.on_update = take
     learner.run(1)
@@ -59,17 +62,13 @@ def test_log_probs_equal_the_learners_before_and_after_two_updates(engine: vllm.
 
 
 @torch.no_grad()
-def largest_difference(engine: vllm.VllmEngine, policy: Policy) -> float:
+def largest_difference(calls: Driven, policy: Policy) -> float:
     """Of the log-probs of tokens that the engine samples."""
-    for i in range(4):
-        engine.submit(make_request(prompt_id=f"p{i}"))
     differences = []
-    while engine.num_sampling:
-        for group in engine.step():
-            ends = np.cumsum(group.lengths)[:-1]
-            for tokens, logprobs in zip(np.split(group.token_ids, ends), np.split(group.logprobs, ends), strict=True):
-                prompt = group.prompt_token_ids.tolist()
-                micro = sequence_microbatch([*prompt, *tokens.tolist()], policy.device, num_prompt=len(prompt))
-                ours, _ = policy(micro, with_entropy=False)
-                differences.append(np.abs(ours.numpy() - logprobs).max())
+    for group in calls.finish(make_request(prompt_id=f"p{i}") for i in range(4)):
+        prompt = group.prompt_token_ids.tolist()
+        for response in sequences_of(group):
+            micro = sequence_microbatch([*prompt, *response.token_ids.tolist()], policy.device, num_prompt=len(prompt))
+            ours, _ = policy(micro, with_entropy=False)
+            differences.append(np.abs(ours.numpy() - response.rollout_logprobs).max())
     return float(max(differences))

@@ -17,13 +17,15 @@ import pytest
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import ConfigError, ContractError
+from bapo.core.sequences import sequences_of
 from bapo.core.token_arrays import Float32s
-from bapo.core.types import Prompt, RolloutRequest
+from bapo.core.types import Group, Prompt, RolloutRequest, Timing
 from bapo.runtime.torchvision_build import complete_torchvision
 from bapo.runtime.vision import ImageReader, vision_model
 from bapo.tasks.base import make_prompt
 from rollout_server.engines import vllm
-from rollout_server.engines.base import Continuation, SampledGroup
+from rollout_server.rollouts.base import Rollout
+from tests.support.engines import Driven
 from tests.support.factories import make_request
 
 if importlib.util.find_spec("torchvision") is None:
@@ -53,6 +55,7 @@ class Rig:
     learner: object
     folder: Path
     pictures: Pictures
+    calls: Driven
 
     def prompt(self, seed: int, text: str = "<image>12,99,7->80:") -> Prompt:
         digests = [self.pictures.add(picture(seed + i, *SIZES[(seed + i) % 4])) for i in range(text.count("<image>"))]
@@ -67,16 +70,13 @@ class Rig:
     def request(self, prompt: Prompt, request_id: str, group_size: int = 4) -> RolloutRequest:
         return replace(make_request(request_id=request_id, group_size=group_size), prompt=prompt)
 
-    def sample(self, prompts: list[Prompt]) -> dict[str, SampledGroup]:
+    def sample(self, prompts: list[Prompt]) -> dict[str, Group]:
         for i, prompt in enumerate(prompts):
-            self.engine.submit(self.request(prompt, f"g{i}"))
+            self.calls.submit(self.request(prompt, f"g{i}"))
         return self.finish()
 
-    def finish(self) -> dict[str, SampledGroup]:
-        groups: list[SampledGroup] = []
-        while self.engine.num_sampling:
-            groups += self.engine.step()
-        return {group.request_id: group for group in groups}
+    def finish(self) -> dict[str, Group]:
+        return {group.group_id: group for group in self.calls.finish()}
 
     def publish(self, seed: int) -> None:
         """The learner takes a large step, vision tower included."""
@@ -85,18 +85,17 @@ class Rig:
         save_weights(self.learner, path)
         self.engine.load_weights(str(path), self.engine.policy_version + 1)
 
-    def difference(self, group: SampledGroup, prompt: Prompt) -> float:
+    def difference(self, group: Group, prompt: Prompt) -> float:
         return max(float(difference.max()) for difference in self.differences(group, prompt))
 
-    def differences(self, group: SampledGroup, prompt: Prompt) -> list[Float32s]:
+    def differences(self, group: Group, prompt: Prompt) -> list[Float32s]:
         """One [length] array per response: |rollout log-prob - the learner's|."""
         reader = ImageReader(vision_model(str(self.folder / "model")), self.pictures.read)
         before, patches = group.prompt_token_ids.tolist(), reader.of_prompt(prompt)
-        spans = np.split(np.arange(len(group.token_ids)), np.cumsum(group.lengths)[:-1])
         found = []
-        for span in spans:
-            reference = reference_logprobs(self.learner, before + group.token_ids[span].tolist(), patches)
-            found.append(np.abs(reference.detach().numpy()[len(before) - 1 :] - group.logprobs[span]))
+        for response in sequences_of(group):
+            reference = reference_logprobs(self.learner, before + response.token_ids.tolist(), patches)
+            found.append(np.abs(reference.detach().numpy()[len(before) - 1 :] - response.rollout_logprobs))
         return found
 
 
@@ -110,8 +109,9 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         rollout=RolloutConfig(max_groups_in_flight=8, max_prompt_tokens=128, engine_options={"block_size": BLOCK_SIZE}),
     )
     os.environ.update(vllm.ENVIRONMENT)
-    engine = vllm.make_engine(config, pictures.read)
-    yield Rig(engine=engine, learner=learner, folder=folder, pictures=pictures)
+    engine = vllm.make_engine(config)
+    calls = Driven(engine, vllm.make_tokenization(config, pictures.read), config)
+    yield Rig(engine=engine, learner=learner, folder=folder, pictures=pictures, calls=calls)
     engine.close()
 
 
@@ -139,7 +139,7 @@ def test_prompt_tokens_are_counted_and_returned_with_those_of_the_picture(rig: R
     ids = group.prompt_token_ids.tolist()
     assert (ids[0], ids[1:17], ids[18]) == (START, [IMAGE] * 16, 16)  # 64 x 64 pixels
     with pytest.raises(ContractError, match=r"has 130 tokens, more than rollout\.max_prompt_tokens=128"):
-        rig.engine.submit(rig.request(rig.too_long, "long"))
+        rig.calls.submit(rig.request(rig.too_long, "long"))
 
 
 def test_tokens_of_pictures_and_unknown_ids_are_never_sampled(rig: Rig) -> None:
@@ -162,14 +162,12 @@ def test_after_an_update_pictures_that_were_seen_are_seen_with_the_new_weights(r
 
 def test_an_update_amid_sampling_reaches_the_picture_of_a_response_in_flight(rig: Rig) -> None:
     prompt = rig.prompt(1, "<image>12,99,7->81:")
-    rig.engine.submit(rig.request(prompt, "g"))
-    early: list[SampledGroup] = []
+    rig.calls.submit(rig.request(prompt, "g"))
     for _ in range(6):
-        early += rig.engine.step()
+        assert rig.calls.step() == []
     rig.publish(seed=4)
-    group = {**{found.request_id: found for found in early}, **rig.finish()}["g"]
-    assert group.spans is not None
-    new = np.repeat(group.spans[:, 1], group.spans[:, 0]) == rig.engine.policy_version
+    group = rig.finish()["g"]
+    new = group.token_versions == rig.engine.policy_version
     assert new.sum() > 10
     difference = np.concatenate(rig.differences(group, prompt))
     assert difference[new].max() < TOLERANCE
@@ -179,26 +177,18 @@ def test_an_update_amid_sampling_reaches_the_picture_of_a_response_in_flight(rig
 def test_a_response_that_is_resumed_keeps_its_prompt_and_its_log_probs(rig: Rig) -> None:
     prompt = rig.prompt(1, "<image>12,99,7->82:<image>")
     request = rig.request(prompt, "g", group_size=1)
-    rig.engine.submit(request, most=5)
+    rig.calls.submit(request, max_tokens=5)
     first = rig.finish()["g"]
-    part = Continuation(
-        part_id="g#0",
-        request=request,
-        row=0,
-        prompt_token_ids=first.prompt_token_ids,
-        token_ids=first.token_ids,
-        most=7,
-    )
-    rig.engine.resume(part)
+    so_far = [*first.prompt_token_ids.tolist(), *first.token_ids.tolist()]
+    rig.calls.submit(request, call_id="g#0", token_ids=so_far, max_tokens=7)
     second = rig.finish()["g#0"]
-    assert len(first.prompt_token_ids) == len(second.prompt_token_ids) == 2 + 16 + 8 + 2 + 2
-    joined = replace(
-        second,
-        token_ids=np.concatenate([first.token_ids, second.token_ids]),
-        logprobs=np.concatenate([first.logprobs, second.logprobs]),
-        lengths=first.lengths + second.lengths,
-    )
-    assert rig.difference(joined, prompt) < TOLERANCE
+    assert second.prompt_token_ids.tolist() == so_far
+    assert len(first.prompt_token_ids) == 2 + 16 + 8 + 2 + 2
+    (before,), (after,) = sequences_of(first), sequences_of(second)
+    whole = Rollout(
+        request=request, prompt_token_ids=first.prompt_token_ids, sequences=(before.followed_by(after),)
+    ).group(np.zeros(1, np.float32), worker_id="", timing=Timing(claimed_at=0, sample_s=0, grade_s=0))
+    assert rig.difference(whole, prompt) < TOLERANCE
 
 
 def test_the_canary_has_the_log_probs_of_the_learner(rig: Rig) -> None:
@@ -209,6 +199,6 @@ def test_the_canary_has_the_log_probs_of_the_learner(rig: Rig) -> None:
 
 
 def test_prompts_are_checked_with_their_pictures_before_anything_is_sampled(rig: Rig) -> None:
-    rig.engine.check_prompts([rig.prompt(1)], rig.pictures.read)
+    rig.calls.tokenization.check_prompts([rig.prompt(1)], rig.pictures.read)
     with pytest.raises(ConfigError, match="has 130 tokens"):
-        rig.engine.check_prompts([rig.too_long], rig.pictures.read)
+        rig.calls.tokenization.check_prompts([rig.too_long], rig.pictures.read)

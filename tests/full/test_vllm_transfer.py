@@ -19,6 +19,7 @@ from bapo.core.types import Canary, WeightTransfer
 from learner.model.file_format import converts_singly, file_shapes, file_tensors
 from learner.transfer_weights import NcclSender, in_order
 from rollout_server.engines import vllm
+from rollout_server.rollouts.base import completion_of
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
 from tests.support.factories import make_request
@@ -35,7 +36,7 @@ class OneWorker:
     """The fleet of one engine, in this process; one thread owns it, as in a worker."""
 
     def __init__(self, config: Config) -> None:
-        self._owner = ThreadPoolExecutor(1)
+        self.config, self._owner = config, ThreadPoolExecutor(1)
         self._owner.submit(torch.set_num_threads, 1)
         self.engine: vllm.VllmEngine = self._owner.submit(vllm.make_engine, config).result()
 
@@ -87,7 +88,9 @@ def test_an_engine_has_the_weights_that_were_sent_twice_over_one_communicator(
         make_id=lambda: bytes(128),
         buffer_bytes=20_000,
     )
-    worker.call(lambda: worker.engine.submit(make_request(prompt_id="in flight")))
+    request = make_request(prompt_id="in flight")
+    prompt = vllm.make_tokenization(worker.config).encode_prompt(request.prompt)
+    worker.call(lambda: worker.engine.add(completion_of(request, prompt, worker.config)))
     assert converts_singly(model)
     for version in (2, 3):
         perturb(model, seed=version)

@@ -17,12 +17,13 @@ from transformers import LlamaForCausalLM
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import WeightMismatchError
-from bapo.core.types import Canary, RolloutRequest, WeightUpdate
+from bapo.core.sequences import sequences_of
+from bapo.core.types import Canary, Group, RolloutRequest, WeightUpdate
 from rollout_server.engines import vllm
-from rollout_server.engines.base import SampledGroup
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
 from tests.full.test_vllm_engine import BLOCK_SIZE, CANARY_TOKENS, TOLERANCE, Rig, reference_of
+from tests.support.engines import Driven
 from tests.support.factories import make_request
 from tests.support.tiny_model import reference_logprobs, write_tiny_model
 
@@ -65,7 +66,9 @@ def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     os.environ.update(vllm.ENVIRONMENT)
     engine = vllm.make_engine(config)
     engine._sampling.ignore_eos = True  # every response has its full length
-    found = Counted(Rig(engine=engine, learner=learner, folder=folder, temperature=1.0), keeps=request.param == "keep")
+    calls = Driven(engine, vllm.make_tokenization(config), config)
+    rig = Rig(engine=engine, learner=learner, folder=folder, temperature=1.0, calls=calls)
+    found = Counted(rig, keeps=request.param == "keep")
     count(found)
     yield found
     engine.close()
@@ -94,9 +97,9 @@ def long_request(prompt_id: str) -> RolloutRequest:
 
 def fill(counted: Counted, num_groups: int, num_steps: int) -> None:
     for i in range(num_groups):
-        counted.engine.submit(long_request(f"p{i}"))
+        counted.rig.calls.submit(long_request(f"p{i}"))
     for _ in range(num_steps):
-        assert counted.engine.step() == []
+        assert counted.rig.calls.step() == []
 
 
 def test_the_canary_is_answered_within_three_steps_of_an_update_under_full_load(counted: Counted) -> None:
@@ -139,13 +142,15 @@ def tokens_so_far(counted: Counted) -> int:
     return sum(len(request.output_token_ids) for request in counted.engine._scheduler.requests.values())
 
 
-def check_log_probs(counted: Counted, before: Rig, groups: list[SampledGroup]) -> None:
+def check_log_probs(counted: Counted, before: Rig, groups: list[Group]) -> None:
     """Log-probs are those of the policy that each token's version names; after the update they are off where keys and
     values are old."""
     for group in groups:
-        assert group.spans is not None
         olds, news = before.differences([group]), counted.rig.differences([group])
-        for old, new, (num_old, _) in zip(olds, news, group.spans[::2].tolist(), strict=True):
+        oldest = group.policy_version
+        for old, new, response in zip(olds, news, sequences_of(group), strict=True):
+            num_old = int((response.versions == oldest).sum())
+            assert 0 < num_old < len(old)
             assert old[:num_old].max() < TOLERANCE
             assert new[:num_old].max() > 0.01
             if counted.keeps:
@@ -159,8 +164,8 @@ def test_a_new_request_never_uses_a_prefix_of_older_weights(counted: Counted) ->
     fill(counted, num_groups=1, num_steps=4)  # its prompt is cached, and in use
     update = counted.rig.publish(3)
     counted.engine.load_weights(update.path, update.version)
-    counted.engine.submit(long_request("new"))
-    (group,) = [group for group in counted.rig.finish() if group.request_id == "g-new"]
+    counted.rig.calls.submit(long_request("new"))
+    (group,) = [group for group in counted.rig.finish() if group.group_id == "g-new"]
     assert max(float(difference.max()) for difference in counted.rig.differences([group])) < TOLERANCE
 
 

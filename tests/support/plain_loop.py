@@ -112,4 +112,5 @@ class Environment:
             step=step,
             min_version=version,
         )
-        return sum(int(self._task.reward(prompt, text)) for text in self._policy.sample(request, version).texts)
+        responses = self._policy.sample(request, version)
+        return sum(int(self._task.reward(prompt, response.text or "")) for response in responses)

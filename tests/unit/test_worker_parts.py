@@ -13,7 +13,8 @@ from bapo.core.errors import ConfigError, OutOfMemoryError, StorageError, Unavai
 from bapo.runtime.machine import parallelism_problem, vllm_build
 from rollout_server.delivery import guarded_thread
 from rollout_server.engines import vllm
-from rollout_server.engines.vllm import engine_arguments, environment_of, seed_of
+from rollout_server.engines.base import seed_of
+from rollout_server.engines.vllm import engine_arguments, environment_of
 from rollout_server.fleet.out_of_memory import MemoryWatch, count_kills
 from rollout_server.fleet.worker_handle import WorkerDiedError
 
