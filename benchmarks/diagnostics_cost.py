@@ -59,9 +59,7 @@ def make_batch(num_groups: int, lengths: tuple[int, int], vocab_size: int, seed:
         group = _group(rng, number, lengths, vocab_size, STEP - age)
         entries.append(BatchEntry(origin=origin, group=group))
         results.append(_result(group, origin, STEP - 1 - age if origin is Origin.X3 else STEP))
-    return Batch(
-        step=STEP, entries=tuple(entries), r_tot=0.3, c2=0.25, c3=0.375, num_bad=0, num_high=0, results=tuple(results)
-    )
+    return Batch(step=STEP, entries=tuple(entries), r_tot=0.3, facts={"c2": 0.25, "c3": 0.375}, results=tuple(results))
 
 
 def _group(rng: np.random.Generator, number: int, lengths: tuple[int, int], vocab_size: int, version: int) -> Group:

@@ -68,7 +68,7 @@ def make_batch(
     rng = np.random.default_rng(seed)
     groups = (_group(rng, i, vocab_size, prompt, shortest, longest) for i in range(num_groups))
     entries = tuple(BatchEntry(origin=Origin.X1, group=group) for group in groups)
-    return Batch(step=20, entries=entries, r_tot=0.3, c2=0.2, c3=0.4, num_bad=0, num_high=0, results=())
+    return Batch(step=20, entries=entries, r_tot=0.3, facts={}, results=())
 
 
 def _group(rng: np.random.Generator, number: int, vocab_size: int, prompt: int, shortest: int, longest: int) -> Group:

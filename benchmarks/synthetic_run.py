@@ -106,9 +106,9 @@ class SyntheticRun:
     def _row(self, found: SimulatedStep, results: list[GroupResult]) -> dict[str, Any]:
         rng, decision, number = self._rng, found.decision, self._number
         row: dict[str, Any] = {
-            "step": number, "policy_version": number, "reward_mean": decision.r_tot, "c2": decision.c2,
-            "c3": decision.c3, "batch_size": self._config.algorithm.batch_size, "num_bad": len(decision.bad),
-            "num_high": len(decision.high), "loss": rng.gauss(0.0, 0.02), "grad_norm": rng.lognormvariate(0.0, 0.3),
+            "step": number, "policy_version": number, "reward_mean": decision.r_tot, **decision.reported,
+            "batch_size": self._config.algorithm.batch_size, "loss": rng.gauss(0.0, 0.02),
+            "grad_norm": rng.lognormvariate(0.0, 0.3),
             "entropy": 0.45 - 0.1 * number / (number + 300) + rng.gauss(0.0, 0.01), "clip_ratio": rng.uniform(0, 0.01),
             "kl": rng.uniform(0.0, 0.05), "ratio_max": 1.0 + rng.expovariate(1.0), "k1": 2.02, "k2": 2.02, "k3": 1.3,
             "lr": 1e-5, "num_tokens": 320 * len(results), "num_active_tokens": 320 * len(results), "num_updates": 4,

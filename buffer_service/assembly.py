@@ -307,8 +307,7 @@ def tables_after(step: int, view: View, decision: Decision) -> Tables:
     return Tables(
         step=step,
         r_tot=decision.r_tot,
-        c2=decision.c2,
-        c3=decision.c3,
+        facts=decision.facts,
         bad=decision.bad,
         high=decision.high,
         num_extra=view.tables.num_extra,
@@ -370,10 +369,7 @@ def batch_of(
         "step": step,
         **item_fields(decision.items, frozenset(reused_ids(view, decision))),
         "r_tot": decision.r_tot,
-        "c2": decision.c2,
-        "c3": decision.c3,
-        "num_bad": len(decision.bad),
-        "num_high": len(decision.high),
+        "facts": decision.reported,
         "results": results,
     }
     return BatchRecord(
@@ -429,10 +425,7 @@ def composition_of(
         "num_stale": sum(result["reason"] == Reason.STALE for result in results),
         "staleness_max": max(ages, default=0),
         "r_tot": decision.r_tot,
-        "c2": decision.c2,
-        "c3": decision.c3,
-        "num_bad": len(decision.bad),
-        "num_high": len(decision.high),
+        **decision.reported,
     }
 
 

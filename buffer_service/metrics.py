@@ -139,10 +139,11 @@ class BufferMetrics:
         self._gauge("bapo_buffer_bytes").set(status.num_bytes)
         self._gauge("bapo_run_committed_steps").set(status.committed_step)
         self._gauge("bapo_reward_global_mean_ratio").set(math.nan if status.r_tot is None else status.r_tot)
-        c1 = self._algorithm.c1 if self._algorithm.retries_by_c1 else None
-        c2, c3 = (status.c2, status.c3) if self._algorithm.reuses_by_window else (None, None)
-        for name, value in (("c1", c1), ("c2", c2), ("c3", c3)):
-            self._gauge("bapo_threshold_ratio").labels(name=name).set(math.nan if value is None else value)
+        thresholds = {"c1": self._algorithm.c1} if self._algorithm.retries_by_c1 else {}
+        if self._algorithm.reuses_by_window:
+            thresholds |= status.facts
+        for name in ("c1", "c2", "c3"):
+            self._gauge("bapo_threshold_ratio").labels(name=name).set(thresholds.get(name, math.nan))
 
     def _show_batch(self, line: Mapping[str, Any]) -> None:
         """Set the gauges of the newest batch, whichever instance assembled it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -35,12 +35,12 @@ from bapo.transport.messages import ExtraRound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """B_bad, B_high and the numbers of eq. 8 after the assembly of `step`."""
+    """B_bad, B_high and what the composer reported after the assembly of `step`."""
 
     step: Version = 0
     r_tot: Share | None = None
-    c2: Share | None = None
-    c3: Share | None = None
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What the composer reported."""
     bad: tuple[HardPrompt, ...] = ()
     """B_bad, oldest first."""
     high: tuple[GroupStat, ...] = ()

@@ -51,5 +51,5 @@ for step in range(buffer.status().committed_step + 1, int(sys.argv[2]) + 1):
     batch = buffer.batch(step, timeout_s=60.0)
     origins = [entry.origin for entry in batch.entries]  # your optimizer step over batch.entries comes here
     parts = "  ".join(f"{name} {origins.count(name):2}" for name in ("x1", "x2", "x3"))
-    print(f"step {step:3}  {parts}  reward {batch.r_tot:.3f}  hard prompts {batch.num_bad}")
+    print(f"step {step:3}  {parts}  reward {batch.r_tot:.3f}  hard prompts {batch.facts['num_bad']}")
     buffer.commit(step, checkpointed=step)

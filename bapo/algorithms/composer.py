@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, Self
 
@@ -58,15 +58,19 @@ class Decision:
     items: tuple[Item, ...]
     """What trains, in the order X1, X2, X3."""
     r_tot: float
-    c2: float = 0.0
-    """0 without a window."""
-    c3: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What else the composer reports of this step, by name: it goes with the batch into metrics.jsonl."""
     bad: tuple[HardPrompt, ...] = ()
     """B_bad after this step, oldest first."""
     high: tuple[GroupStat, ...] = ()
     """B_high after this step, oldest first."""
     reasons: Mapping[str, str]
     """Group id -> why it trains or does not: a value of `Reason`."""
+
+    @property
+    def reported(self) -> dict[str, float]:
+        """The facts, and the sizes of both buffers."""
+        return {**self.facts, "num_bad": len(self.bad), "num_high": len(self.high)}
 
     def ids(self, origin: Origin) -> tuple[str, ...]:
         """Ids of the items of this origin: of whole groups, the groups'."""

@@ -198,8 +198,8 @@ def pack_batch(batch: Batch) -> bytes:
 
 def batch_header(batch: Batch) -> dict[str, Any]:
     """The header of a batch frame: everything but the groups' own frames."""
-    numbers = {name: getattr(batch, name) for name in (*_BATCH_RATIOS, *_BATCH_COUNTS)}
     results = [result_map(result) for result in batch.results]
+    numbers = {"r_tot": batch.r_tot, "facts": dict(batch.facts)}
     return {"step": batch.step, **entry_fields(batch.entries), **numbers, "results": results}
 
 
@@ -214,19 +214,20 @@ def unpack_batch(frame: bytes | memoryview) -> Batch:
     header, body = open_frame(frame, KIND_BATCH)
     _require_batch_types(header)
     groups = [unpack_group(part) for part in split_frames(body)]
-    numbers: dict[str, Any] = {name: float(header[name]) for name in _BATCH_RATIOS}
-    numbers |= {name: header[name] for name in ("step", *_BATCH_COUNTS)}
-    results = tuple(result_from_map(fields) for fields in header["results"])
-    return Batch(entries=tuple(entries_of(header, groups)), results=results, **numbers)
+    return Batch(
+        step=header["step"],
+        entries=tuple(entries_of(header, groups)),
+        r_tot=float(header["r_tot"]),
+        facts=header["facts"],
+        results=tuple(result_from_map(fields) for fields in header["results"]),
+    )
 
 
-_BATCH_COUNTS = ("num_bad", "num_high")
-
-
-_BATCH_RATIOS = ("r_tot", "c2", "c3")
+_NUMBER = (float, int)
 _BATCH_TYPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("step", *_BATCH_COUNTS), int),
-    **dict.fromkeys(_BATCH_RATIOS, (float, int)),
+    "step": int,
+    "r_tot": _NUMBER,
+    "facts": dict,
     **dict.fromkeys(("origins", "results", ITEMS), list),
 }
 
@@ -242,8 +243,9 @@ def _require_batch_types(header: Mapping[str, Any]) -> None:
             raise ContractError(
                 f"batch header: {key} must be {_BATCH_TYPES[key]}, got {type(value).__name__}", Refusal.HEADER
             )
-    if not all(math.isfinite(header[name]) for name in _BATCH_RATIOS):
-        raise ContractError(f"batch {header['step']}: {', '.join(_BATCH_RATIOS)} must be finite")
+    for name, value in {"r_tot": header["r_tot"], **header["facts"]}.items():
+        if not isinstance(value, _NUMBER) or not math.isfinite(value):
+            raise ContractError(f"batch {header['step']}: {name} must be a finite number, got {value!r:.100}")
 
 
 def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:

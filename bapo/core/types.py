@@ -398,11 +398,9 @@ class Batch:
     entries: tuple[BatchEntry, ...]
     r_tot: float
     """Mean reward of all fresh responses of this step, before the filter."""
-    c2: float
-    c3: float
-    num_bad: int
-    """|B_bad| after this step's inserts."""
-    num_high: int
+    facts: Mapping[str, float]
+    """What the composer reports of the step, such as its window c2 and c3; and num_bad and num_high: |B_bad| and
+    |B_high| after this step's inserts."""
     results: tuple[GroupResult, ...]
     """Every group read by this assembly, trained or not."""
 

@@ -74,8 +74,8 @@ class BufferStatus:
     """|B_high|."""
     r_tot: float | None
     """Of the newest batch; None before the first."""
-    c2: float | None
-    c3: float | None
+    facts: dict[str, float]
+    """What its composer reported, such as c2 and c3."""
     evaluations: dict[str, int]
     """Label -> requests that are done, or were dropped after their last attempt."""
     reevaluation_rounds: dict[int, int]
@@ -89,7 +89,7 @@ class BufferStatus:
     num_bytes: int
     """Payload bytes of all stored groups."""
     batches: list[dict[str, Any]]
-    """Compositions of the newest batches, newest last: {step, x1, x2, x3, r_tot, c2, c3, num_bad, num_high, ...}."""
+    """Compositions of the newest batches, newest last: {step, x1, x2, x3, r_tot, num_bad, num_high, ...}."""
     demand: str = ""
     """Why the next step needs another round of fresh groups; empty when it does not."""
     extra_rounds: tuple[ExtraRound, ...] = ()

@@ -264,7 +264,7 @@ def constants_of(batch: Batch, algorithm: AlgorithmConfig, eps: float) -> dict[s
         "k1": lambda: k1(algorithm.group_size, eps),
         "k2": lambda: k2(algorithm.c1, eps),
         "k2_on_grid": lambda: k2_on_grid(algorithm.c1, algorithm.group_size, eps),
-        "k3": lambda: k3(batch.c2, batch.c3, eps),
+        "k3": lambda: k3(batch.facts["c2"], batch.facts["c3"], eps),
     }
     return {name: _or_none(formula) for name, formula in formulas.items()}
 
@@ -272,7 +272,7 @@ def constants_of(batch: Batch, algorithm: AlgorithmConfig, eps: float) -> dict[s
 def _or_none(formula: Callable[[], float]) -> float | None:
     try:
         return formula()
-    except (ZeroDivisionError, ValueError):
+    except (ZeroDivisionError, ValueError, KeyError):  # no level fits, or the composer has no window
         return None
 
 

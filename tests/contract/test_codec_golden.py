@@ -61,10 +61,7 @@ BATCH = Batch(
     step=7,
     entries=(BatchEntry(origin=Origin.X3, group=GROUP),),
     r_tot=0.5,
-    c2=0.25,
-    c3=0.375,
-    num_bad=3,
-    num_high=200,
+    facts={"c2": 0.25, "num_high": 200},
     results=(
         GroupResult(
             group_id="g1",
@@ -79,13 +76,12 @@ BATCH = Batch(
     ),
 )
 BATCH_HEADER = bytes.fromhex(
-    "88"  # map of 8
+    "85"  # map of 5
     "a4 73746570" + "07"  # step: 7
     "a7 6f726967696e73" + "91 a2 7833"  # origins: [x3]
     "a5 725f746f74" + "cb 3fe0000000000000"  # r_tot: 0.5
+    "a5 6661637473" + "82"  # facts: map of 2
     "a2 6332" + "cb 3fd0000000000000"  # c2: 0.25
-    "a2 6333" + "cb 3fd8000000000000"  # c3: 0.375
-    "a7 6e756d5f626164" + "03"  # num_bad: 3
     "a8 6e756d5f68696768" + "cc c8"  # num_high: 200
     "a7 726573756c7473" + "91 8d"  # results: [map of 13]
     "a8 67726f75705f6964" + "a2 6731"  # group_id: g1
@@ -140,6 +136,6 @@ def test_these_bytes_are_read_as_the_header() -> None:
 
 def test_these_bytes_are_read_as_the_batch() -> None:
     batch = unpack_batch(BATCH_FRAME)
-    assert (batch.step, batch.r_tot, batch.c2, batch.c3, batch.num_bad, batch.num_high) == (7, 0.5, 0.25, 0.375, 3, 200)
+    assert (batch.step, batch.r_tot, batch.facts) == (7, 0.5, {"c2": 0.25, "num_high": 200})
     assert batch.results == BATCH.results
     assert [(entry.origin, entry.group.group_id) for entry in batch.entries] == [(Origin.X3, "g1")]

@@ -169,8 +169,7 @@ def test_the_records_of_a_run_give_its_batches_again(
         peers.step(step)
         batch = peers.batches[-1]
         directory.write_groups(step, batch.results)
-        numbers = {"c2": batch.c2, "c3": batch.c3, "num_bad": batch.num_bad, "num_high": batch.num_high}
-        directory.append_metrics({"step": step, "reward_mean": batch.r_tot, **numbers})
+        directory.append_metrics({"step": step, "reward_mean": batch.r_tot, **batch.facts})
     recording = read_recording(directory)
     assert compare(recording, as_recorded(recording)).sentence == "reproduces the recorded batches: 8 of 8 steps"
     simulated = what_if(recording, config, within=10)

@@ -155,7 +155,7 @@ def check_batch(config: AlgorithmConfig, composer: Composer, view: AssemblyView,
     assert {key for key, reason in decision.reasons.items() if reason in TRAINED} == in_batch
     assert {key for key, reason in decision.reasons.items() if reason == Reason.SUPERVISED} == supervised
     assert 0 <= decision.r_tot <= 1
-    assert 0 <= decision.c2 <= decision.c3 <= 1
+    assert 0 <= decision.facts.get("c2", 0) <= decision.facts.get("c3", 1) <= 1
 
 
 def check_memory(t: int, view: AssemblyView, before: tuple[GroupStat, ...], decision: Decision) -> None:

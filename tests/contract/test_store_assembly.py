@@ -46,7 +46,7 @@ def test_an_assembly_changes_everything_at_once(store: RedisStore) -> None:
     assert [record.group_id for record in view_of(store, 9).fresh] == ["g-c"]
     status = store.status()
     assert (status.assembled_step, status.fresh_ready, status.num_bad, status.num_high) == (1, 1, 1, 1)
-    assert (status.r_tot, status.c2, status.c3) == (0.25, 0.2, 0.3)
+    assert (status.r_tot, status.facts) == (0.25, {"c2": 0.2, "c3": 0.3})
     assert status.batches == [{"step": 1, "x1": 1, "x2": 0, "x3": 0, "batch_size": 4}]
 
 

@@ -126,7 +126,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
             new_prompts=[make_prompt(prompt_id="b")],
         )  # fmt: skip
         assert store.commit_assembly(one)
-        assert store.edit_tables(one.after, Tables(step=1, r_tot=0.25, c2=0.2, c3=0.3))
+        assert store.edit_tables(one.after, Tables(step=1, r_tot=0.25, facts={"c2": 0.2, "c3": 0.3}))
         assert store.commit_assembly(an_assembly(step=2, before=store.tables()))
         assert store.keep_selector_state(SelectorState(round=3, through=2, data=b"state"))
         store.report(Progress(step=2, policy_version=2))

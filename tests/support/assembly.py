@@ -47,8 +47,7 @@ class KeepsAll:
         return Decision(
             items=whole_groups(*((stat.group_id for stat in part) for part in (x1, x2, x3))),
             r_tot=sum(stat.mu for stat in view.fresh) / len(view.fresh),
-            c2=0.25,
-            c3=0.5,
+            facts={"c2": 0.25, "c3": 0.5},
             bad=tuple(entry for entry in view.bad if entry.prompt_id not in left) + new,
             high=tuple(stat.born(view.step) for stat in x1[:1]),
             reasons={stat.group_id: "said" for stat in (*view.fresh, *view.reevaluated, *x3)},

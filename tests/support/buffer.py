@@ -135,10 +135,7 @@ def an_assembly(
         "step": step,
         "origins": [Origin.X1.value] * len(trained),
         "r_tot": 0.25,
-        "c2": 0.2,
-        "c3": 0.3,
-        "num_bad": len(bad),
-        "num_high": len(high),
+        "facts": {"c2": 0.2, "c3": 0.3, "num_bad": len(bad), "num_high": len(high)},
         "results": [],
     }
     return Assembly(
@@ -146,7 +143,7 @@ def an_assembly(
         fresh=tuple(fresh),
         reevaluated=tuple(reevaluated),
         before=before or Tables(step=step - 1),
-        after=Tables(step=step, r_tot=0.25, c2=0.2, c3=0.3, bad=tuple(bad), high=tuple(high)),
+        after=Tables(step=step, r_tot=0.25, facts={"c2": 0.2, "c3": 0.3}, bad=tuple(bad), high=tuple(high)),
         new_prompts=tuple(new_prompts),
         batch=BatchRecord(
             step=step, group_ids=tuple(trained), header=header, num_bytes=num_bytes, untrained=tuple(untrained)
@@ -176,8 +173,7 @@ STATUS = BufferStatus(
     num_bad=2,
     num_high=1,
     r_tot=0.5,
-    c2=0.3,
-    c3=None,
+    facts={"c2": 0.3},
     evaluations={"held_out@1": 7},
     reevaluation_rounds={2: 1},
     workers={"w": WorkerLeases(leased=1, silent_s=0.5)},

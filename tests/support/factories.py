@@ -211,9 +211,6 @@ def make_batch(
         step=step,
         entries=tuple(BatchEntry(origin=origin, group=group) for origin, group in pairs),
         r_tot=r_tot,
-        c2=c2,
-        c3=c3,
-        num_bad=num_bad,
-        num_high=num_high,
+        facts={"c2": c2, "c3": c3, "num_bad": num_bad, "num_high": num_high},
         results=results,
     )

@@ -30,8 +30,7 @@ VIEW = in_order(View(tables=BEFORE, fresh=FRESH, reevaluated=(), stale=()), FRES
 DECISION = Decision(
     items=whole_groups(["g-a"], x3=["g-old"]),
     r_tot=0.25,
-    c2=0.2,
-    c3=0.3,
+    facts={"c2": 0.2, "c3": 0.3},
     bad=(hard("b", birth=2),),
     high=(stat("g-a", birth=2),),
     reasons={"g-a": "trained", "g-b": "all_incorrect"},

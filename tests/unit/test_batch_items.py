@@ -18,7 +18,7 @@ NEW = make_group(group_id="new", prompt=PROMPT, rewards="100", lengths=[1, 2, 1]
 
 
 def header_of(*items: Item, stored: set[str] | None = None) -> dict[str, Any]:
-    numbers = {"step": 7, "r_tot": 0.5, "c2": 0.0, "c3": 0.0, "num_bad": 0, "num_high": 0, "results": []}
+    numbers = {"step": 7, "r_tot": 0.5, "facts": {}, "results": []}
     return {**numbers, **item_fields(items, {"old"} if stored is None else stored)}
 
 

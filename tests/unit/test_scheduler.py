@@ -36,7 +36,7 @@ def make_config(**sections: dict[str, object]) -> Config:
 STATUS = BufferStatus(
     run="r", step=0, policy_version=0, assembled_step=0, committed_step=0, checkpointed_step=0, cursor=0,
     fresh_dropped=0, queued={}, leased={}, fresh_ready=0, reevaluated_ready=0, num_bad=0, num_high=0, r_tot=None,
-    c2=None, c3=None, evaluations={}, reevaluation_rounds={}, workers={}, failures_in_a_row=0, last_failure="",
+    facts={}, evaluations={}, reevaluation_rounds={}, workers={}, failures_in_a_row=0, last_failure="",
     num_bytes=0, batches=[],
 )  # fmt: skip
 

@@ -190,7 +190,7 @@ def test_measuring_can_be_rare_or_off_and_changes_no_weight(tmp_path: Path) -> N
 
 
 def test_a_constant_that_does_not_exist_is_none() -> None:
-    batch = dataclasses.replace(make_batch(), c2=0.0, c3=0.0)
+    batch = dataclasses.replace(make_batch(), facts={})
     row = theorem_fields(batch, Diagnosis(), AlgorithmConfig(group_size=8, c1=0.125), 0.0)
     assert row["k3"] is None
     assert (row["divergences"], row["bounds"]) == ([], [])

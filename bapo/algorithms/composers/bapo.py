@@ -58,8 +58,7 @@ class Bapo:
         return Decision(
             items=whole_groups(group_ids(x1), group_ids(x2), group_ids(x3)),
             r_tot=r_tot,
-            c2=c2,
-            c3=c3,
+            facts={"c2": c2, "c3": c3},
             bad=with_new_hard(settings, improvement.bad, view),
             high=with_new_high(settings, view, c2, c3),
             reasons={**reasons, **improvement.reasons, **dict.fromkeys(group_ids(x3), why)},

@@ -16,7 +16,7 @@ class Grpo(FreshOnly):
     name = "grpo"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-        """D_t = X1. The window is reported as 0, because there is none."""
+        """D_t = X1."""
         return on_policy(self._settings, view, rng)
 
 

@@ -51,7 +51,7 @@ def _status_lines(status: BufferStatus, url: str) -> Iterator[tuple[str, str]]:
         f"{status.fresh_ready} fresh, {status.reevaluated_ready} re-evaluated; {size(status.num_bytes)} stored",
     )
     yield "B_bad", f"{status.num_bad} prompts"
-    edges = f"c2 {shown(status.c2)}, c3 {shown(status.c3)}, r_tot {shown(status.r_tot)}"
+    edges = ", ".join(f"{name} {shown(value)}" for name, value in {**status.facts, "r_tot": status.r_tot}.items())
     yield "B_high", f"{status.num_high} groups; {edges}"
     for label, settled in status.evaluations.items():
         yield "evaluation", f"{label}: {settled} requests finished"

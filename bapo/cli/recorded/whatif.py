@@ -153,10 +153,7 @@ def _step_map(step: SimulatedStep) -> dict[str, Any]:
     return {
         **{origin.value: names for origin, names in step.batch.items()},
         "r_tot": decision.r_tot,
-        "c2": decision.c2,
-        "c3": decision.c3,
-        "num_bad": len(decision.bad),
-        "num_high": len(decision.high),
+        **decision.reported,
     }
 
 
@@ -183,8 +180,8 @@ def mean_of(steps: Sequence[SimulatedStep]) -> Mean:
         bad=mean(float(len(step.decision.bad)) for step in steps),
         high=mean(float(len(step.decision.high)) for step in steps),
         r_tot=mean(step.decision.r_tot for step in steps),
-        c2=mean(step.decision.c2 for step in steps),
-        c3=mean(step.decision.c3 for step in steps),
+        c2=mean(step.decision.facts.get("c2", 0.0) for step in steps),
+        c3=mean(step.decision.facts.get("c3", 0.0) for step in steps),
     )
 
 

@@ -40,7 +40,7 @@ def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
 
 
 def pack_tables(tables: Tables) -> bytes:
-    """Pack tables: two lists of rows, six numbers and the demand of the next step."""
+    """Pack tables: two lists of rows, the numbers and the demand of the next step."""
     bad = [(entry.prompt_id, entry.birth, entry.mu, entry.attempts) for entry in tables.bad]
     # Rewards as single-precision floats: thousands of groups may be written at every step.
     high = [
@@ -49,7 +49,7 @@ def pack_tables(tables: Tables) -> bytes:
         for stat in tables.high
     ]  # fmt: skip
     demand = None if tables.demand is None else astuple(tables.demand)
-    numbers = (tables.step, tables.r_tot, tables.c2, tables.c3)
+    numbers = (tables.step, tables.r_tot, dict(tables.facts))
     extra = [(e.step, e.round, e.first, e.size) for e in tables.extra_rounds]
     return pack((*numbers, bad, high, tables.edits, tables.num_extra, demand, extra))
 
@@ -58,12 +58,11 @@ def unpack_tables(data: bytes) -> Tables:
     """Inverse of `pack_tables`; empty bytes are the tables before the first step."""
     if not data:
         return Tables()
-    step, r_tot, c2, c3, bad, high, edits, num_extra, demand, extra = unpack(data)
+    step, r_tot, facts, bad, high, edits, num_extra, demand, extra = unpack(data)
     return Tables(
         step=step,
         r_tot=r_tot,
-        c2=c2,
-        c3=c3,
+        facts=facts,
         bad=tuple(HardPrompt(prompt_id=row[0], birth=row[1], mu=row[2], attempts=row[3]) for row in bad),
         high=tuple(_stat(row) for row in high),
         edits=edits,

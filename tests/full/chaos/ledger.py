@@ -67,8 +67,7 @@ def batch_line(batch: Batch) -> Line:
             [entry.group.group_id, entry.origin.value, digest_of_group(entry.group)] for entry in batch.entries
         ],
         "r_tot": batch.r_tot,
-        "num_bad": batch.num_bad,
-        "num_high": batch.num_high,
+        **{name: batch.facts[name] for name in ("num_bad", "num_high")},
         "results": [result_line(result) for result in batch.results],
     }
 
