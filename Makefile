@@ -35,7 +35,7 @@ demo: setup ## post-train the shipped tiny model on chains of operations with BA
 # One xdist worker per core; each has a Redis of its own and imports torch once.
 WORKERS ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
-FAST_TIERS := tests/unit tests/contract tests/process tests/smoke
+FAST_TIERS := tests/unit tests/contrib tests/contract tests/process tests/smoke
 
 test: setup ## what everybody runs: 6 to 10 minutes on two idle cores; says what it left out
 	$(PYTEST) $(FAST_TIERS)

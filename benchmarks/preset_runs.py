@@ -49,7 +49,7 @@ OWN: Mapping[str, Mapping[str, object]] = {
     "arpo": {"task.options.num_train": 320},  # it injects stored successes of a prompt that comes again
     "ba-ppo": {"algorithm.bad_capacity": 32, "algorithm.max_reevaluated": 16},
     "dapo": {"shaping.overlong_cache": 12},
-    "dots-online": {"selector.reference_prompts": 32, "algorithm.replay.capacity": 32},
+    "dots-online": {"selector.reference_prompts": 32, "algorithm.options.capacity": 32},
     "kimi": {"rollout.generation_budget": 16, "shaping.length_warmup_steps": 13},
 }
 """What a preset scales with the length of responses, the batch or the run: as many times smaller as those."""

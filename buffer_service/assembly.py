@@ -64,7 +64,7 @@ class Assembler:
         self, store: RedisStore, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
     ) -> None:
         self._store, self._composer, self._config, self._now = store, composer, config, now
-        self._schedule = config.algorithm.fresh_schedule
+        self._schedule = composer.fresh_schedule
 
     def wanted(self, step: int) -> int:
         """Number of fresh groups the step needs before its view is read, if it is the next step."""
@@ -88,7 +88,7 @@ class Assembler:
         if reading.ready.assembled != step - 1:
             return None
         found = reading.view()
-        fresh = fresh_of(step, found, self._config)
+        fresh = fresh_of(step, found, self._schedule.at(step), self._config)
         if fresh is None:
             return None if found.tables.demand is None else Wait()
         if stale := [record for record in fresh if self._is_stale(record, step)]:
@@ -192,14 +192,17 @@ def repeated_id(request_id: str) -> str:
     return f"{base}~{number + 1}"
 
 
-def fresh_of(step: int, view: View, config: Config) -> tuple[GroupRecord, ...] | None:
+def fresh_of(step: int, view: View, first: int, config: Config) -> tuple[GroupRecord, ...] | None:
     """The fresh groups of the step's rounds; None while some are missing.
 
     In step order these are the groups planned for the step, so that a batch does not depend on how far workers have
     sampled ahead; permanently failed requests are skipped. Otherwise they are the first groups to arrive. If every
     group of a further round failed permanently, their replacements count as that round.
+
+    Args:
+        first: groups of its first round.
     """
-    demand, first = view.tables.demand, config.algorithm.fresh_schedule.at(step)
+    demand = view.tables.demand
     if demand is None or not in_step_order(config):
         num = view.tables.needs(first)
         return view.fresh[:num] if len(view.fresh) >= num else None
@@ -249,7 +252,7 @@ def check_decision(
     view: View,
 ) -> None:
     """Raises: ContractError for the first invariant of Decision that is violated."""
-    name = settings.name
+    name = settings.composer
     known = {record.group_id: (record.prompt_id, len(record.rewards)) for record in _seen(view)}
     available = {**{stat.group_id: (stat.prompt_id, len(stat.rewards)) for stat in view.tables.high}, **known}
     _check_items(name, decision.items, settings.batch_size)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.errors import FullError, UnavailableError
 from buffer_service.assembly import has_its_fresh, is_ready, must_wait_for_round
@@ -52,7 +53,7 @@ class Backpressure:
     ) -> None:
         """`wanted`: number of fresh groups the next step needs; default: those of its first round."""
         self._store, self._config, self._now = store, config, now
-        self._wanted = wanted or config.algorithm.fresh_schedule.at
+        self._wanted = wanted or load_composer(config.algorithm).fresh_schedule.at
         self._polling = threading.Lock()
         """Held while the store is read: only in `poll`, never on an event loop."""
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from bapo.algorithms.composer import Reason
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.errors import Refusal
 from bapo.core.types import Origin
@@ -139,11 +140,10 @@ class BufferMetrics:
         self._gauge("bapo_buffer_bytes").set(status.num_bytes)
         self._gauge("bapo_run_committed_steps").set(status.committed_step)
         self._gauge("bapo_reward_global_mean_ratio").set(math.nan if status.r_tot is None else status.r_tot)
-        thresholds = {"c1": self._algorithm.c1} if self._algorithm.retries_by_c1 else {}
-        if self._algorithm.reuses_by_window:
-            thresholds |= status.facts
+        thresholds, decide = {"c1": self._algorithm.c1, **status.facts}, load_composer(self._algorithm).decides_by
         for name in ("c1", "c2", "c3"):
-            self._gauge("bapo_threshold_ratio").labels(name=name).set(thresholds.get(name, math.nan))
+            value = thresholds.get(name, math.nan) if name in decide else math.nan
+            self._gauge("bapo_threshold_ratio").labels(name=name).set(value)
 
     def _show_batch(self, line: Mapping[str, Any]) -> None:
         """Set the gauges of the newest batch, whichever instance assembled it."""
@@ -156,7 +156,7 @@ class BufferMetrics:
         """Set the gauges that are constant for the run."""
         self._gauge("bapo_run_info").labels(
             preset=config.preset or "",
-            algorithm=config.algorithm.name,
+            algorithm=config.algorithm.composer,
             model=config.model.path,
             task=config.task.name,
             engine=config.rollout.engine,

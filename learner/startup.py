@@ -27,6 +27,7 @@ from typing import IO
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from bapo.algorithms.credits.registry import needs_critic
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
 from bapo.core.errors import (
@@ -190,7 +191,7 @@ def make_learner(
     config, run_path = flags.config, flags.run.path
     policy = load_policy(config.model.path, config, world)
     reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
-    critic = load_critic(config, world) if config.loss.advantage == "gae" else None
+    critic = load_critic(config, world) if needs_critic(config.loss.advantage) else None
     return Learner(
         config=config,
         world=world,

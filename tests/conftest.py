@@ -1,6 +1,7 @@
 """Tiers, their order and their time, and the fixtures that several tiers share.
 
 unit        no process, no socket, no sleep
+contrib     the methods of `contrib/`, by hand
 contract    every plug-in; the store and the HTTP API against one real Redis per xdist worker
 process     one or two real processes
 smoke       whole stories, most of them on one shared run
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tests.support.rollout import MemoryBuffer
 
 complete_torchvision()  # where one is installed: modules of tests import transformers
-TIERS = ("smoke", "process", "contract", "unit", "full")
+TIERS = ("smoke", "process", "contract", "contrib", "unit", "full")
 """In the order in which they run: what takes long begins first, so that no worker waits for another at the end."""
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent

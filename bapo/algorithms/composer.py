@@ -13,11 +13,14 @@ for how long is up to the composer.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Any, Self
 
+from bapo.algorithms.methods import Method
+from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, whole
 from bapo.core.types import GroupStat, HardPrompt, Origin
 
@@ -32,7 +35,7 @@ class AssemblyView:
     step: int
     """t, from 1."""
     fresh: tuple[GroupStat, ...]
-    """X_on(t): the groups of every round so far, exactly `AlgorithmConfig.num_fresh(t)` in each, in the order of their
+    """X_on(t): the groups of every round so far, exactly `Composer.fresh_schedule.at(t)` in each, in the order of their
     requests."""
     reevaluated: tuple[GroupStat, ...]
     """Re-evaluated groups that arrived since the last assembly, in request order."""
@@ -96,7 +99,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedMore:
-    """The step needs another round of `num_fresh(t)` fresh groups before it can be composed."""
+    """The step needs another round of fresh groups before it can be composed."""
 
     found: int
     """Groups that would train so far."""
@@ -147,18 +150,95 @@ class Reason(Word):
     STALE = "stale", "sampled more than cadence.max_staleness steps ago: dropped, and its prompt is re-sampled"
 
 
-class Composer(Protocol):
+NEVER = 1 << 62
+"""A step that no run reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshSchedule:
+    """A number of groups per step that changes at some steps.
+
+    Example: phases ((1, 154), (101, 256)): ReMix with B = 256, p = 0.4 and T = 100.
+    """
+
+    phases: tuple[tuple[int, int], ...]
+    """(first step, groups per step), the first of them from step 1."""
+
+    def at(self, step: int) -> int:
+        """Fresh groups of this step."""
+        return next((number for first, number in reversed(self.phases) if step >= first), self.phases[0][1])
+
+    def up_to(self, step: int) -> int:
+        """Fresh groups of all steps up to this one."""
+        return sum(number * max(0, min(step + 1, end) - first) for first, end, number in self._spans())
+
+    def step_of(self, place: int) -> int:
+        """Step of the fresh group at this place, from 0."""
+        for first, end, number in self._spans():
+            if place < number * (end - first):
+                return first + place // number
+            place -= number * (end - first)
+        raise ValueError(f"no run has this many fresh groups: {place}")
+
+    @property
+    def most(self) -> int:
+        """Fresh groups of the largest step."""
+        return max(number for _, number in self.phases)
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """(first step, step after the last, groups per step) of each phase."""
+        ends = [*(first for first, _ in self.phases[1:]), NEVER]
+        for (first, number), end in zip(self.phases, ends, strict=True):
+            yield first, end, number
+
+
+class Composer(Method, ABC):
     """One algorithm's rule for the batch. Stateless: all state is in the view, so that all of it is in the buffer."""
 
-    name: str
-    prompts_once: bool
+    prompts_once = True
     """It promises that no prompt trains twice in one step by the surrogate; the assembler checks it."""
-    max_rounds: int
+    max_rounds = 1
     """Maximum generation rounds per step; 1: never returns NeedMore."""
+    _own: Any
 
+    def __init__(self, settings: AlgorithmConfig, own: Any = None) -> None:
+        """`own`: its Settings; None: their defaults."""
+        self._settings = settings
+        self._own = own or self.Settings()
+
+    @property
+    def fresh_schedule(self) -> FreshSchedule:
+        """Fresh groups of each step: B, less those in whose place stored ones train."""
+        return FreshSchedule(phases=((1, self._settings.batch_size),))
+
+    @property
+    def fresh_size(self) -> int:
+        """Responses of a fresh request."""
+        return self._settings.group_size
+
+    @property
+    def reevaluated_size(self) -> int:
+        """Responses of a re-evaluation."""
+        return self._settings.group_size
+
+    @property
+    def decides_by(self) -> tuple[str, ...]:
+        """Those of the thresholds c1, c2 and c3 that decide what trains; others are recorded at most."""
+        return ()
+
+    @property
+    def high_window(self) -> int | None:
+        """S: B_high has groups of this many latest steps, one per prompt; None: the composer has its own rule."""
+        return None
+
+    @property
+    def ages_by(self) -> tuple[str, ...]:
+        """Settings that can be lowered so that the stored groups that train are younger or fewer."""
+        return ()
+
+    @abstractmethod
     def compose(self, view: AssemblyView, rng: Rng) -> Decision | NeedMore:
         """D_t and the buffers after it, or a request for another round of fresh groups."""
-        ...
 
     def hard_prompts_to_ask(
         self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
@@ -167,6 +247,7 @@ class Composer(Protocol):
 
         Args:
             excluded: prompt ids of X_on(t).
-        Returns: at most M ids; empty for an algorithm that never re-samples.
+        Returns: at most M ids; by default none.
         """
-        ...
+        del bad, step, excluded, rng
+        return ()

@@ -5,9 +5,7 @@ Sizes are counted in groups (prompts), never in responses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -25,50 +23,17 @@ MAX_SECONDS = 1e6
 """Maximum of any configured time, eleven days: poll() is limited to 2^31 ms."""
 
 
-class ReplayConfig(Frozen):
-    """Replay: what is kept, and how much of it is trained again; see docs/methods.md for the keys of each composer."""
-
-    share: float = Field(0.0, ge=0, lt=1)
-    """Fraction of B that is replayed instead of sampled: p of ReMix, 1 - sigma of DOTS."""
-    first_step: int = Field(1, ge=1)
-    """First step with replay; earlier steps are all fresh (DOTS fills its memory)."""
-    last_step: int | None = Field(None, ge=1)
-    """Last step with replay: T of ReMix, on-policy afterwards; null: no end."""
-    window: int = Field(2, ge=1)
-    """N of ReMix: replayed groups come from this many steps before."""
-    capacity: int | None = Field(512, ge=1)
-    """Maximum groups in the memory, first in first out; null: limited only per prompt."""
-    per_prompt: int = Field(16, ge=1)
-    """Maximum responses per prompt in the memory (RePO), or maximum correct ones (ARPO)."""
-    num_rows: int = Field(8, ge=1)
-    """k: stored responses that are joined to a prompt's fresh ones (RePO)."""
-    strategy: Literal["highest_k", "recent_k", "random_k", "all", "max_variance_k"] = "highest_k"
-    """Which stored responses are joined (RePO)."""
-    keep_homogeneous: bool = False
-    """Also keep zero-variance groups (DOTS)."""
-    min_success: float = Field(0.1, ge=0, lt=1)
-    """Reward above which a response is kept as a success (ARPO)."""
-    sft_items: int | None = Field(None, ge=1)
-    """Expert solutions per supervised step, which runs when this many are queued (ReLIFT); null: B."""
-
-    @model_validator(mode="after")
-    def replay_does_not_end_before_it_begins(self) -> Self:
-        if self.last_step is not None and self.last_step < self.first_step:
-            raise ValueError(
-                f"replay.last_step = {self.last_step} is before replay.first_step = {self.first_step}, so no step "
-                f"would replay; set last_step = {self.first_step} or later, or null"
-            )
-        return self
-
-
 class AlgorithmConfig(Frozen):
     """Batch composition: which groups train (section 3.2 of the paper)."""
 
-    name: str = "bapo"
-    """Composer: a file of `bapo/algorithms/composers`. Only `bapo` uses X2 and B_bad."""
+    composer: str = "bapo"
+    """The rule that builds batches (docs/methods.md), or your own: `package.module:Class` or `file.py:Class`. Only
+    `bapo` uses X2 and B_bad."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The composer's own settings."""
     selector: str = "uniform"
-    """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `kimi`, and `dots`, a
-    variant with a predictor that is trained online)."""
+    """Which prompts are sampled, or your own: `package.module:Class` or `file.py:Class`; section `selector` has its
+    settings."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and maximum groups per batch (eq. 7)."""
     group_size: int = Field(8, ge=2, le=MAX_RESPONSES)
@@ -112,25 +77,8 @@ class AlgorithmConfig(Frozen):
     """Mini-test: X3 uses only groups with mu == 1/2, instead of the window [c2, c3]."""
     max_rounds: int = Field(4, ge=1)
     """Maximum generation rounds per step of `dapo`, after which it trains the informative groups so far."""
-    pilot_size: int | None = Field(None, ge=1)
-    """n: responses of a fresh group of `pilot_commit`, which samples the other G - n only where they are expected to be
-    informative; null: fresh groups have all G."""
-    pilot_prior: float = Field(2.0, gt=0)
-    """s: strength, in responses, of `pilot_commit`'s prior of the pass rate, whose mean is r_tot."""
     num_experts: int = Field(0, ge=0, le=1)
     """Rows of a group that are the task's expert solution instead of sampled: 1 for `luffy` and `relift`."""
-    replay: ReplayConfig = ReplayConfig()
-    """Replay settings of composers."""
-
-    @property
-    def reuses_by_window(self) -> bool:
-        """Whether c2 <= mu <= c3 decides what is reused; if not, c2 and c3 are recorded but decide nothing."""
-        return self.name == "bapo" and self.use_x3 and self.x3_policy == "window"
-
-    @property
-    def retries_by_c1(self) -> bool:
-        """Whether mu <= c1 decides which prompts are sampled again."""
-        return self.name == "bapo" and self.use_x2
 
     @property
     def capacity(self) -> int:
@@ -139,58 +87,6 @@ class AlgorithmConfig(Frozen):
     @property
     def most_reevaluated(self) -> int:
         return self.max_reevaluated or min(MAX_REQUESTS, max(1, self.capacity // 2))
-
-    @property
-    def fresh_size(self) -> int:
-        """Responses of a fresh request."""
-        return self.pilot_size or self.group_size
-
-    @property
-    def reevaluated_size(self) -> int:
-        """Responses of a re-evaluation: G, or what a pilot leaves of it."""
-        return self.group_size - (self.pilot_size or 0)
-
-    @property
-    def num_sampled(self) -> int:
-        """Responses of a training group that the policy samples."""
-        return self.group_size - self.num_experts
-
-    @property
-    def fresh_schedule(self) -> FreshSchedule:
-        """Fresh groups of each step: B, less those in whose place stored ones train."""
-        replay = self.replay
-        mixed = self.batch_size - round(replay.share * self.batch_size)
-        phases = [(1, self.batch_size), (replay.first_step, mixed)][replay.first_step == 1 :]
-        if replay.last_step is not None:
-            phases.append((replay.last_step + 1, self.batch_size))
-        return FreshSchedule(phases=tuple(phases))
-
-    def num_replayed(self, step: int) -> int:
-        """Stored groups that take the place of fresh ones in this step."""
-        return self.batch_size - self.fresh_schedule.at(step)
-
-    @model_validator(mode="after")
-    def fresh_groups_are_left(self) -> Self:
-        if round(self.replay.share * self.batch_size) >= self.batch_size:
-            raise ValueError(
-                f"replay.share = {self.replay.share} of batch_size = {self.batch_size} leaves no fresh group; use a "
-                "smaller share"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def pilots_are_completed(self) -> Self:
-        if (self.name == "pilot_commit") != (self.pilot_size is not None):
-            raise ValueError(
-                f"name = {self.name!r} with pilot_size = {self.pilot_size}: pilots are responses of `pilot_commit`; "
-                'set both, or neither (preset = "pilot-commit")'
-            )
-        if self.pilot_size is not None and (self.pilot_size >= self.group_size or not self.use_x2):
-            raise ValueError(
-                f"pilot_size = {self.pilot_size} with group_size = {self.group_size} and use_x2 = {self.use_x2}: the "
-                "other responses are sampled in re-evaluation rounds; use a smaller pilot_size and use_x2 = true"
-            )
-        return self
 
     @model_validator(mode="after")
     def windows_are_ordered(self) -> Self:
@@ -281,45 +177,3 @@ class CadenceConfig(Frozen):
                 f"set reevaluation_interval = {above}"
             )
         return self
-
-
-NEVER = 1 << 62
-"""A step that no run reaches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshSchedule:
-    """A number of groups per step that changes at some steps.
-
-    Example: phases ((1, 154), (101, 256)): ReMix with B = 256, p = 0.4 and T = 100.
-    """
-
-    phases: tuple[tuple[int, int], ...]
-    """(first step, groups per step), the first of them from step 1."""
-
-    def at(self, step: int) -> int:
-        """Fresh groups of this step."""
-        return next((number for first, number in reversed(self.phases) if step >= first), self.phases[0][1])
-
-    def up_to(self, step: int) -> int:
-        """Fresh groups of all steps up to this one."""
-        return sum(number * max(0, min(step + 1, end) - first) for first, end, number in self._spans())
-
-    def step_of(self, place: int) -> int:
-        """Step of the fresh group at this place, from 0."""
-        for first, end, number in self._spans():
-            if place < number * (end - first):
-                return first + place // number
-            place -= number * (end - first)
-        raise ValueError(f"no run has this many fresh groups: {place}")
-
-    @property
-    def most(self) -> int:
-        """Fresh groups of the largest step."""
-        return max(number for _, number in self.phases)
-
-    def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """(first step, step after the last, groups per step) of each phase."""
-        ends = [*(first for first, _ in self.phases[1:]), NEVER]
-        for (first, number), end in zip(self.phases, ends, strict=True):
-            yield first, end, number

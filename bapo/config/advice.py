@@ -10,12 +10,6 @@ from collections.abc import Callable
 from bapo.config.tree import Config
 
 CAN_BE_LOWERED: dict[str, Callable[[Config], bool]] = {
-    "algorithm.high_window": lambda c: (
-        c.algorithm.name == "bapo" and c.algorithm.use_x3 and c.algorithm.high_window > 1
-    ),
-    "algorithm.replay.window": lambda c: c.algorithm.name == "remix" and c.algorithm.replay.window > 1,
-    "algorithm.replay.share": lambda c: c.algorithm.name in ("remix", "dots_replay") and c.algorithm.replay.share > 0,
-    "algorithm.replay.per_prompt": lambda c: c.algorithm.name in ("arpo", "repo") and c.algorithm.replay.per_prompt > 1,
     "algorithm.max_reevaluated": lambda c: c.algorithm.use_x2 and c.algorithm.most_reevaluated > 1,
     "cadence.weight_sync_interval": lambda c: c.cadence.weight_sync_interval > 1,
     "cadence.max_steps_ahead": lambda c: c.cadence.max_steps_ahead > c.continuation_steps,
@@ -28,6 +22,7 @@ CAN_BE_LOWERED: dict[str, Callable[[Config], bool]] = {
 
 
 def lower(config: Config, *keys: str) -> str:
-    """ "lower a, b or c" of the settings that can be lowered; empty if none can."""
-    left = [key for key in keys if CAN_BE_LOWERED[key](config)]
+    """ "lower a, b or c" of the settings that can be lowered; empty if none can. What a method's part names for itself
+    (`Composer.ages_by`) can."""
+    left = [key for key in keys if key not in CAN_BE_LOWERED or CAN_BE_LOWERED[key](config)]
     return f"lower {' or '.join([', '.join(left[:-1]), left[-1]] if len(left) > 1 else left)}" if left else ""

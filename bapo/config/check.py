@@ -14,25 +14,26 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, preset_names
-from bapo.config.names import ALIASES, advice_for
+from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, merge, nested, without
+from bapo.config.names import ALIASES, MOVED, RENAMED, advice_for, of_value
 from bapo.config.tree import Config
 
 
 def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
     """The values of a layer with nulls and raw texts resolved, and one line per problem."""
     problems: list[str] = []
-    values = dict(_read(Config, layer.values, (), problems))
-    return values, [_at(layer.source, problem) for problem in problems]
+    values = dict(read_section(Config, _moved(layer.values), (), problems))
+    return values, [at_source(layer.source, problem) for problem in problems]
 
 
-def explain(error: ValidationError, sources: Mapping[Key, str]) -> list[str]:
+def explain(error: ValidationError, sources: Mapping[Key, str], at: Key = ()) -> list[str]:
     """One line per error: source, key, value, and the expected value.
 
     Args:
         sources: key -> layer that set it.
+        at: key of the section that was validated.
     """
-    return [_line(details, sources) for details in error.errors(include_url=False)]
+    return [_line({**details, "loc": (*at, *details["loc"])}, sources) for details in error.errors(include_url=False)]
 
 
 @cache
@@ -50,9 +51,21 @@ def shown(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _read(
+def _moved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with former keys of other sections under their keys."""
+    found = dict(flatten(values))
+    moved = dict(values)
+    for old, new in MOVED.items():
+        key = tuple(old.split("."))
+        if old != new and key in found:
+            moved = merge(without(moved, key), Layer(source="", values=nested(new.split("."), found[key])))
+    return moved
+
+
+def read_section(
     section: type[BaseModel], values: Mapping[str, Any], at: Key, problems: list[str]
 ) -> Iterator[tuple[str, Any]]:
+    """The values of one section with nulls and raw texts resolved; problems are added to the list."""
     for written, value in values.items():
         name = ALIASES.get((*at, written), written)
         if name != written and name in values:
@@ -65,14 +78,14 @@ def _read(
             problems += [f"{dotted(leaf)}: unknown key{_nearest(leaf, section)}" for leaf in unknown]
         elif is_section(field.annotation):
             if isinstance(value, Mapping):
-                yield name, dict(_read(field.annotation, value, key, problems))
+                yield name, dict(read_section(field.annotation, value, key, problems))
             else:
                 problems.append(f"{dotted(key)} is a section; use {dotted(key)}.KEY")
         else:
             resolved = _resolve(value, kinds=_kinds(field.annotation))
             if isinstance(resolved, bool) and not {bool, Any} & _kinds(field.annotation):
                 problems.append(f"{dotted(key)} = {shown(resolved)}: must be {_wanted(field.annotation)}")
-            yield name, resolved
+            yield name, RENAMED.get(dotted(key), {}).get(str(resolved), resolved)
 
 
 def _resolve(value: Any, kinds: frozenset[Any]) -> Any:
@@ -128,15 +141,12 @@ def _line(details: Any, sources: Mapping[Key, str]) -> str:
         loc, message = loc[:-1], "too few values"
     if details["type"] == "string_pattern_mismatch":
         message = "must be at most 64 letters, digits and . _ -, starting with a letter or digit"
-    if details["type"] == "literal_error" and (name := str(details["input"]).replace("_", "-")) in preset_names():
-        message = f'this is a preset: set preset = "{name}"'
-    if details["input"] == "bnpo":
-        message += '. For TRL\'s bnpo set loss.aggregation = "token_mean"'
+    message += of_value(details["input"])
     key = tuple(str(part) for part in loc)
     source = next((sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in sources), "default")
-    return _at(source, f"{dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}")
+    return at_source(source, f"{dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}")
 
 
-def _at(source: str, problem: str) -> str:
+def at_source(source: str, problem: str) -> str:
     """The place before the problem; an override, which is named like its key, stands for both."""
     return f"--{problem}" if problem.startswith(source.removeprefix("--")) else f"{source}: {problem}"

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bapo.algorithms.methods import KINDS
 from bapo.config.check import is_section, shown
 from bapo.config.names import NAMES
 from bapo.config.preset_list import PRESET_GROUPS, about_preset
@@ -46,6 +47,7 @@ def document() -> str:
     for name, field in Config.model_fields.items():
         if is_section(field.annotation):
             parts += _section(name, field.annotation)
+    parts += _methods()
     return "\n".join(parts)
 
 
@@ -56,6 +58,16 @@ def _presets() -> Iterator[str]:
         for name in names:
             yield f"| `{name}` | {_cell(about_preset(name))} |"
         yield ""
+
+
+def _methods() -> Iterator[str]:
+    yield "## Settings of one composer, selector or loss\n"
+    yield "Each has only the settings of the one that the config names; your own has those of its class `Settings`.\n"
+    for kind in KINDS:
+        for name in kind.names():
+            settings = kind.find(name).Settings
+            if settings.model_fields:
+                yield from _section(kind.options, settings, f" of {kind.what} `{name}`")
 
 
 def _names() -> Iterator[str]:
@@ -71,8 +83,8 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
-    yield f"## `[{name}]`\n"
+def _section(name: str, section: type[BaseModel], of: str = "") -> Iterator[str]:
+    yield f"## `[{name}]`{of}\n"
     yield f"{_one_line(section.__doc__ or '')}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     nested = {key: field.annotation for key, field in section.model_fields.items() if is_section(field.annotation)}

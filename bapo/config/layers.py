@@ -9,11 +9,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bapo.config.names import as_override
+from bapo.config.names import MOVED, as_override
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.plugins import CONTRIB
 
 Key = tuple[str, ...]
 """("learner", "lr")."""
@@ -34,8 +36,16 @@ class Layer:
     """Key of an override, whose value replaces that of lower layers, including tables. Empty for a file."""
 
 
+def preset_paths() -> dict[str, Path]:
+    """Name -> file of each preset, of the core and of the folders of `contrib`, sorted by name."""
+    contrib = find_spec(CONTRIB)
+    folders = [] if contrib is None else contrib.submodule_search_locations or []
+    files = [*PRESETS.glob("*.toml"), *(path for folder in folders for path in Path(folder).glob("*/*.toml"))]
+    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+
+
 def preset_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+    return tuple(preset_paths())
 
 
 def file_layer(file: str | Path) -> Layer:
@@ -66,7 +76,7 @@ def preset_layers(name: str, above: Sequence[str] = ()) -> list[Layer]:
         )
     if name in above:
         raise ConfigError(f"presets form a cycle: {' -> '.join([*above, name])}")
-    values = _read_toml(PRESETS / f"{name}.toml")
+    values = _read_toml(preset_paths()[name])
     beneath = preset_layers(values["preset"], [*above, name]) if "preset" in values else []
     return [*beneath, Layer(source=f"preset {name}", values=values)]
 
@@ -87,7 +97,7 @@ def override_layers(tokens: Sequence[str]) -> list[Layer]:
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"--{name} needs a value; use --{name} VALUE or --{name}=VALUE")
             text = rest.pop(0)
-        key = tuple(name.split("."))
+        key = tuple(MOVED.get(name, name).split("."))
         layers.append(Layer(source=f"--{name}", values=nested(key, RawText(text)), at=key))
     return layers
 
@@ -144,6 +154,15 @@ def nested(key: Sequence[str], value: Any) -> dict[str, Any]:
     for name in reversed(key):
         value = {name: value}
     return dict(value)
+
+
+def without(values: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    """The values without this key, and without tables that it leaves empty."""
+    first, *rest = key
+    if not rest:
+        return {name: value for name, value in values.items() if name != first}
+    inner = without(values[first], tuple(rest))
+    return {name: inner if name == first else value for name, value in values.items() if name != first or inner}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from bapo.config.check import explain, read_layer, shown
 from bapo.config.layers import NULL, Key, Layer, dotted, file_layer, flatten, merge, override_layers, preset_layers
+from bapo.config.methods import with_methods
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 
@@ -38,7 +39,7 @@ def load_layers(layers: Sequence[Layer]) -> Config:
     Raises: ConfigError with one line per problem.
     """
     preset = _preset_of(layers)
-    return _build([*(preset_layers(preset) if preset else []), *layers])
+    return _build([*(preset_layers(preset) if preset else []), *layers], own_files=True)
 
 
 def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -46,7 +47,7 @@ def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises: ConfigError.
     """
-    return _build([file_layer(path), *override_layers(overrides)])
+    return _build([file_layer(path), *override_layers(overrides)], own_files=bool(overrides))
 
 
 def dump_toml(config: Config) -> str:
@@ -78,7 +79,7 @@ def _preset_of(layers: Sequence[Layer]) -> str | None:
     return named[-1] if named and isinstance(named[-1], str) else None
 
 
-def _build(layers: Sequence[Layer]) -> Config:
+def _build(layers: Sequence[Layer], *, own_files: bool) -> Config:
     values: dict[str, Any] = {}
     sources: dict[Key, str] = {}
     problems: list[str] = []
@@ -90,9 +91,10 @@ def _build(layers: Sequence[Layer]) -> Config:
     if problems:
         raise ConfigError("\n".join(problems))
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(error, sources))) from error
+    return with_methods(config, sources, own_files=own_files)
 
 
 def _without_nulls(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

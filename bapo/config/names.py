@@ -96,6 +96,7 @@ NAMES = tuple(_rows())
 _EARLIER = {
     "cadence.slack": "max_steps_ahead",
     "algorithm.x3_choice": "x3_policy",
+    "algorithm.name": "composer",
     "supervision.first_pause_s": "restart_backoff_s",
     "diagnostics.quiet_steps": "warn_cooldown_steps",
     **{f"autoscaling.{name}_high": f"{name}_threshold" for name in ("wait", "idle", "spare", "stale")},
@@ -106,6 +107,31 @@ ALIASES: dict[tuple[str, ...], str] = {
     (*row.key.split(".")[:-1], row.symbol): row.key.rpartition(".")[2] for row in NAMES if row.symbol
 } | {tuple(key.split(".")): name for key, name in _EARLIER.items()}
 """Accepted key -> last part of the actual key."""
+
+_REPLAY = (
+    "share", "first_step", "last_step", "window", "capacity", "per_prompt", "num_rows", "strategy", "keep_homogeneous",
+    "min_success", "sft_items",
+)  # fmt: skip
+MOVED = {
+    **{f"algorithm.replay.{name}": f"algorithm.options.{name}" for name in _REPLAY},
+    **{f"algorithm.{name}": f"algorithm.options.{name}" for name in ("pilot_size", "pilot_prior")},
+    **{f"loss.balanced_{name}": f"loss.options.{name}" for name in ("metric", "target", "low", "high")},
+    "loss.kimi_tau": "loss.options.tau",
+    "loss.luffy_gamma": "loss.options.gamma",
+    "loss.tree_lambda": "loss.advantage_options.gae_lambda",
+    **{
+        f"selector.{name}": f"selector.{name}"
+        for name in (
+            "target", "pool_ratio", "mode", "band", "decay", "explore", "cooldown", "reference_prompts",
+            "reference_every", "temperature", "projection_dim", "projection_lr", "projection_epochs", "embeddings",
+            "curriculum_steps",
+        )
+    },
+}  # fmt: skip
+"""Key from when every config had the settings of every method -> the key of the method that has it. Where another is
+chosen they have no effect, as then."""
+RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
+"""Key -> former value -> value."""
 
 
 _ALWAYS_VLLM = "always on: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
@@ -146,6 +172,11 @@ def advice_for(written: tuple[str, ...]) -> str | None:
         return found
     ours = our_key(written)
     return f"use {ours}" if ours else advice_on_trl(written[-1])
+
+
+def of_value(written: object) -> str:
+    """What to write for a value of TRL; empty for any other."""
+    return '. For TRL\'s bnpo set loss.aggregation = "token_mean"' if written == "bnpo" else ""
 
 
 def our_key(written: tuple[str, ...]) -> str | None:

@@ -5,45 +5,41 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from bapo.algorithms.settings import Frozen
 
-LossName = Literal["ppo", "gspo", "cispo", "geppo_add", "geppo_mul", "balanced_clip", "dppo", "kimi", "luffy"]
-"""The losses in `learner/losses`; a contract test keeps the lists equal."""
-
 Aggregation = Literal[
     "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_len", "group_const_len", "two_term"
 ]
-
-WITHOUT_WEIGHT = frozenset({"geppo_add", "geppo_mul", "kimi", "luffy"})
-"""Losses without an importance weight in addition to their ratio."""
 
 
 class LossConfig(Frozen):
     """The policy loss: surrogate, importance weight, KL, entropy, and aggregation."""
 
-    name: LossName = "ppo"
-    """The surrogate: a file of `learner/losses` (docs/methods.md)."""
+    name: str = "ppo"
+    """The surrogate (docs/methods.md), or your own: `package.module:Class` or `file.py:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The surrogate's own settings."""
     ratio_mode: Literal["direct", "official", "decoupled", "interpolated"] = "decoupled"
     """Which policy the trust region is centered on (docs/paper.md, Decisions); `interpolated`: AReaL's approximation of
     `decoupled` without an extra forward pass."""
     clip_low: float | None = Field(0.2, ge=0)
-    """The ratio is clipped at 1 - clip_low; null: unbounded (`ppo`, `cispo`, `luffy`). For `dppo` a difference of
-    probabilities. Not used by `kimi` and `balanced_clip`."""
+    """The ratio is clipped at 1 - clip_low; null: unbounded, where the loss allows it. For `dppo` a difference of
+    probabilities."""
     clip_high: float | None = Field(0.28, ge=0)
     """The ratio is clipped at 1 + clip_high; null: unbounded. Otherwise as clip_low."""
     dual_clip: float | None = Field(10.0, gt=1)
-    """Dual clip: bound of the loss for negative advantages; null: off. Only for `ppo` and `balanced_clip`."""
+    """Dual clip: bound of the loss for negative advantages; null: off. Only for losses with PPO's clip."""
     aggregation: Aggregation = "token_mean"
     """Aggregation of token losses over the global mini-batch."""
-    advantage: Literal["group", "gae", "tempo", "tree"] = "group"
-    """Baseline: the responses to the same prompt (eq. 2), or a critic (section `critic`). `tempo` and `tree` credit
-    each token by the prefixes that responses share (learner/advantages/prefix_tree.py)."""
-    tree_lambda: float = Field(0.0, ge=0, le=1)
-    """lambda of `advantage = tree`: 0 credits only the token at which responses part."""
+    advantage: str = "group"
+    """Baseline: the responses to the same prompt (eq. 2), a critic (`gae`; section `critic`), another one
+    (docs/methods.md), or your own: `package.module:Class` or `file.py:Class`."""
+    advantage_options: dict[str, Any] = Field(default_factory=dict)
+    """The advantage's own settings."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
     """Normalization of eq. 2: `pop_var` by the population variance, `std_ddof1` by the sample deviation (verl, TRL),
     `center` not at all (Dr. GRPO)."""
@@ -87,21 +83,9 @@ class LossConfig(Frozen):
     kl_estimator: Literal["k1", "k2", "k3", "is_rev"] | None = None
     """Estimator of KL(pi_theta | reference) per token; null: `is_rev` for behavior, else `k3`."""
     kl_restart_step: int | None = Field(None, ge=1)
-    """T of ReMix: after this step the base model of the KL term is replaced by the policy, and the share is 1."""
+    """After this step the base model of the KL term is replaced by the policy, and the share is 1."""
     entropy_coef: float = Field(0.001, ge=0)
     """Coefficient of the mean token entropy."""
-    balanced_metric: Literal["paper", "code", "gradient"] = "paper"
-    """Metric of the search of `balanced_clip`."""
-    balanced_target: float = Field(0.4, gt=0)
-    """Target of the metric, at which the search ends."""
-    balanced_low: tuple[float, float, float] = (0.6, 0.9, 0.02)
-    """Lower bound of the ratio: [from, to, step]."""
-    balanced_high: tuple[float, float, float] = (1.2, 3.0, 0.05)
-    """Upper bound of the ratio: [from, to, step]."""
-    luffy_gamma: float = Field(0.1, gt=0)
-    """gamma of f(p) = p / (p + gamma), the shaping of expert tokens."""
-    kimi_tau: float = Field(0.1, gt=0)
-    """tau of Kimi k1.5 (not published)."""
 
     @property
     def masks(self) -> bool:
@@ -119,11 +103,6 @@ class LossConfig(Frozen):
         return self.advantage_batch_norm or self.advantage_pool != "mixed" or self.advantage_pass_k > 1
 
     @property
-    def credits_tokens(self) -> bool:
-        """Whether advantages differ between the tokens of a response without a critic."""
-        return self.advantage in ("tempo", "tree")
-
-    @property
     def needs_reference(self) -> bool:
         """Whether the loss needs a frozen copy of the base model."""
         return self.kl_coef > 0 and self.kl_ref != "behavior"
@@ -133,25 +112,6 @@ class LossConfig(Frozen):
     def either_spelling(cls, value: object) -> object:
         """`behaviour` is accepted."""
         return "behavior" if value == "behaviour" else value
-
-    @model_validator(mode="after")
-    def surrogate_has_what_it_needs(self) -> Self:
-        if self.name in WITHOUT_WEIGHT and self.importance_level != "none":
-            raise ValueError(
-                f"name = {self.name} has no importance weight in addition to its ratio; set importance_level = none"
-            )
-        if self.name in ("geppo_add", "geppo_mul", "kimi") and self.ratio_mode in ("direct", "interpolated"):
-            raise ValueError(
-                f"name = {self.name} is centered on pi_theta_t, which ratio_mode = {self.ratio_mode} does not "
-                "evaluate; set ratio_mode = decoupled"
-            )
-        if self.name == "dppo" and self.ratio_mode != "direct":
-            raise ValueError(
-                f"name = dppo compares only with the rollout policy; set ratio_mode = direct, not {self.ratio_mode}"
-            )
-        if self.name in ("gspo", "geppo_add", "geppo_mul", "dppo") and None in (self.clip_low, self.clip_high):
-            raise ValueError(f"name = {self.name} needs both bounds; set clip_low and clip_high to numbers")
-        return self
 
     @model_validator(mode="after")
     def importance_makes_sense(self) -> Self:
@@ -218,38 +178,6 @@ class LossConfig(Frozen):
                 "kl_restart_step replaces the base model of the KL term, but there is none; set kl_ref = convex or "
                 "reference with kl_coef above 0, or kl_restart_step = null"
             )
-        if self.name == "luffy" and self.kl_coef and self.kl_ref == "behavior":
-            raise ValueError(
-                "name = luffy trains expert tokens, for which there is no KL to the rollout policy; set kl_coef = 0 "
-                "or kl_ref = reference"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def one_baseline(self) -> Self:
-        if self.advantage == "gae" and (self.advantage_batch_norm or self.advantage_pool != "mixed"):
-            raise ValueError(
-                "advantage = gae has a critic as baseline and is whitened over the batch; set advantage_batch_norm = "
-                "false and advantage_pool = mixed, or advantage = group"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def prefixes_are_of_one_group(self) -> Self:
-        if self.credits_tokens and self.has_own_baseline:
-            raise ValueError(
-                f"advantage = {self.advantage} has the whole group as baseline; set advantage_batch_norm = false, "
-                "advantage_pool = mixed and advantage_pass_k = 1, or advantage = group"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def balanced_bounds_can_move(self) -> Self:
-        for key, (start, stop, step) in {"low": self.balanced_low, "high": self.balanced_high}.items():
-            if not 0 <= start <= stop or step <= 0:
-                raise ValueError(
-                    f"balanced_{key} = [{start}, {stop}, {step}]: must be [from, to, step] with from <= to and step > 0"
-                )
         return self
 
 

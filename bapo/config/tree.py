@@ -13,13 +13,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.composers.registry import composer_names
-from bapo.algorithms.selectors.registry import selector_names
-from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
-from bapo.config.layers import preset_names
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
@@ -211,7 +207,8 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    selector: SelectorConfig = SelectorConfig()
+    selector: dict[str, Any] = Field(default_factory=dict)
+    """The settings of the prompt selector, `algorithm.selector`."""
     cadence: CadenceConfig = CadenceConfig()
     rollout: RolloutConfig = RolloutConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
@@ -233,7 +230,7 @@ class Config(Frozen):
     @property
     def method(self) -> str:
         """What the run trains, as people call it: its preset, also with settings on top; else its composer."""
-        return self.preset or self.algorithm.name
+        return self.preset or self.algorithm.composer
 
     @model_validator(mode="after")
     def gpus_use_bfloat16(self) -> Self:
@@ -241,28 +238,6 @@ class Config(Frozen):
         if self.learner.device == "cuda" and "dtype" not in self.model.model_fields_set:
             model = self.model.model_copy(update={"dtype": "bfloat16"})
             object.__setattr__(self, "model", model)  # the section is frozen
-        return self
-
-    @model_validator(mode="after")
-    def composer_exists(self) -> Self:
-        known = composer_names()
-        if self.algorithm.name not in known:
-            is_preset = self.algorithm.name in preset_names()
-            hint = f'; {self.algorithm.name} is a preset: set preset = "{self.algorithm.name}"' if is_preset else ""
-            raise ValueError(
-                f'algorithm.name = "{self.algorithm.name}": unknown composer'
-                f"{did_you_mean(self.algorithm.name, known)}; use one of {', '.join(known)}{hint}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def selector_exists(self) -> Self:
-        known = selector_names()
-        if self.algorithm.selector not in known:
-            raise ValueError(
-                f'algorithm.selector = "{self.algorithm.selector}": unknown selector'
-                f"{did_you_mean(self.algorithm.selector, known)}; use one of {', '.join(known)}"
-            )
         return self
 
     @model_validator(mode="after")
@@ -340,32 +315,6 @@ class Config(Frozen):
             raise ValueError(
                 f"autoscaling uses up to {most} workers, more than rollout.max_workers = {fleet}; "
                 f"set rollout.max_workers = {most}, or lower the limit in [autoscaling]"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def remix_has_one_end(self) -> Self:
-        if self.algorithm.name != "remix":
-            return self
-        ends = {
-            "algorithm.replay.last_step": self.algorithm.replay.last_step,
-            "loss.kl_restart_step": self.loss.kl_restart_step,
-            "learner.epochs_until": self.learner.epochs_until,
-        }
-        if len({end for end in ends.values() if end is not None}) > 1:
-            found = ", ".join(f"{key} = {'null' if end is None else end}" for key, end in ends.items())
-            raise ValueError(
-                f"{found}: these are all T of ReMix, the step after which it is plain GRPO; use the same number, or "
-                "null for the parts that should not end"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def pilots_wait_for_their_rest(self) -> Self:
-        if self.algorithm.pilot_size is not None and not self.cadence.wait_for_reevaluation:
-            raise ValueError(
-                "cadence.wait_for_reevaluation = false with algorithm.pilot_size: the rest of a group would be "
-                "requested twice; set cadence.wait_for_reevaluation = true"
             )
         return self
 

@@ -16,6 +16,7 @@ import importlib.metadata
 import math
 from pathlib import Path
 
+from bapo.algorithms.credits.registry import needs_critic
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.runtime.rank_environment import nodes_of
@@ -59,14 +60,14 @@ def num_gpu_files() -> int:
 
 def learner_bytes(config: Config, parameters: int) -> int:
     """Memory of all ranks together."""
-    critic = 16 if config.loss.advantage == "gae" else 0
+    critic = 16 if needs_critic(config.loss.advantage) else 0
     reference = 4 if config.loss.needs_reference else 0
     return parameters * (16 + critic + reference)
 
 
 def trained_bytes(config: Config, parameters: int) -> int:
     """Weights and moments in a checkpoint."""
-    return parameters * (24 if config.loss.advantage == "gae" else 12)
+    return parameters * (24 if needs_critic(config.loss.advantage) else 12)
 
 
 def engine_bytes(config: Config, parameters: int) -> int:

@@ -17,9 +17,9 @@ from typing import Any, cast
 from bapo.core.errors import BapoError, ConfigError, did_you_mean
 from bapo.core.plugins import plugin, plugin_names
 from bapo.core.types import Prompt
+from bapo.core.user_code import load_function
 from bapo.tasks.base import HasExpert, HasExtract, HasImages, Task
 from bapo.tasks.rewards import Reward
-from bapo.tasks.user_functions import load_function
 
 FACTORY = "make_task"
 FAMILY = "family_member"

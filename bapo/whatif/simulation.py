@@ -93,7 +93,7 @@ class Answers:
 
 SAMPLING_KEYS = ("batch_size", "group_size")
 """Keys of [algorithm] that the recorded groups were sampled under."""
-PICKING_KEYS = ("name", "most_reevaluated")
+PICKING_KEYS = ("composer", "most_reevaluated")
 """Fields of [algorithm] that decide whom of B_bad a round asks."""
 
 
@@ -168,7 +168,7 @@ def view_at(
         bad=before.bad if before else (),
         high=before.high if before else (),
         previous_r_tot=before.r_tot if before else None,
-        round=max(1, len(step.fresh) // config.algorithm.fresh_schedule.at(step.step)),
+        round=max(1, len(step.fresh) // load_composer(config.algorithm).fresh_schedule.at(step.step)),
     )
 
 
@@ -178,7 +178,7 @@ def _composed(composer: Composer, view: AssemblyView, rng: Rng) -> Decision:
     if isinstance(decision, NeedMore):
         decision = composer.compose(replace(view, round=composer.max_rounds), rng)
     if isinstance(decision, NeedMore):
-        raise ContractError(f"composer {composer.name!r} wants more than its max_rounds = {composer.max_rounds}")
+        raise ContractError(f"{type(composer).__name__} wants more than its max_rounds = {composer.max_rounds}")
     return decision
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import Purpose
 from buffer_service.state import BatchRecord, GroupRecord, Tables
@@ -188,15 +189,16 @@ def _bad(audit: Audit, settings: AlgorithmConfig) -> Iterator[str]:
 
 
 def _high(audit: Audit, settings: AlgorithmConfig) -> Iterator[str]:
-    """B_high has no duplicate groups; with `bapo`, only groups of the latest S steps, and one per prompt."""
+    """B_high has no duplicate groups; with a window of S steps, only groups of the latest S, and one per prompt."""
     entries, last = audit.tables.high, audit.tables.step
     yield from (f"group {group_id} is in B_high twice" for group_id in _twice([e.group_id for e in entries]))
-    if settings.name != "bapo":  # other composers have other rules
+    high_window = load_composer(settings).high_window
+    if high_window is None:
         return
     yield from (f"prompt {prompt_id} is in B_high twice" for prompt_id in _twice([e.prompt_id for e in entries]))
     for entry in entries:
-        if not last - settings.high_window < entry.birth <= last:
-            window = f"the {settings.high_window} steps up to {last}"
+        if not last - high_window < entry.birth <= last:
+            window = f"the {high_window} steps up to {last}"
             yield f"group {entry.group_id} of B_high was added in step {entry.birth}, outside {window}"
 
 

@@ -17,6 +17,7 @@ RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir setuptools==
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY bapo bapo
+COPY contrib contrib
 COPY buffer_service buffer_service
 COPY services services
 RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .

@@ -14,6 +14,7 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheel
 FROM requirements AS code
 COPY pyproject.toml README.md ./
 COPY bapo bapo
+COPY contrib contrib
 COPY rollout_server rollout_server
 # bapo doctor --part.
 COPY services services

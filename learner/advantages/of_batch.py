@@ -11,18 +11,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bapo.algorithms.credits.base import Advantage
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Origin, Outcome
 from learner.advantages.formulas import (
     batch_normalised,
     deviation,
-    gae,
     length_reward,
     overlong_penalty,
     pass_k_weights,
     pooled_advantages,
 )
-from learner.advantages.prefix_tree import prefix_values
 
 Float64s = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -39,9 +38,9 @@ def row_advantages(batch: Batch, config: Config) -> Float64s:
     return advantage_R
 
 
-def token_advantages(batch: Batch, config: Config) -> Float64s:
-    """[M] advantage of each token by the prefixes that the responses of its entry share (`loss.advantage`)."""
-    return np.concatenate([_by_prefixes(entry, batch.step, config) for entry in batch.entries])
+def token_advantages(batch: Batch, advantage: Advantage, config: Config) -> Float64s:
+    """[M] advantage of each token, of an advantage that credits tokens."""
+    return np.concatenate([_by_tokens(entry, batch.step, advantage, config) for entry in batch.entries])
 
 
 def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
@@ -87,18 +86,11 @@ def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
     return entry_factor(entry, config) * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
 
 
-def _by_prefixes(entry: BatchEntry, step: int, config: Config) -> Float64s:
+def _by_tokens(entry: BatchEntry, step: int, advantage: Advantage, config: Config) -> Float64s:
     settings, group = config.loss, entry.group
     if entry.kind == "sft":
         return np.zeros(len(group.token_ids))
     rewards = shaped_rewards(entry, step, config)
-    ends = np.cumsum(group.lengths)
-    values_M = np.concatenate(prefix_values(np.split(group.token_ids, ends[:-1]), rewards))
-    reward_M = np.zeros(len(group.token_ids))
-    reward_M[ends - 1] = rewards
-    gae_lambda = settings.tree_lambda if settings.advantage == "tree" else 0.0
-    credit_M, _ = gae(reward_M, values_M, gamma=1.0, gae_lambda=gae_lambda, lengths=group.lengths)
-    if settings.advantage == "tempo":
-        credit_M += np.repeat(rewards - rewards.mean(), group.lengths)
+    credit_M = advantage.credit(group, rewards)
     scale = deviation(rewards, settings.advantage_norm, settings.advantage_eps)
     return entry_factor(entry, config) * (credit_M / scale if scale else credit_M)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.advice import lower
 from bapo.config.learner import DiagnosticsConfig
 from bapo.config.tree import Config
@@ -62,13 +63,9 @@ def _name(cell: Cell) -> str:
     return f"{cell.origin.value}{age} ({cell.num_groups} groups)"
 
 
-STORED = ("algorithm.high_window", "algorithm.replay.window", "algorithm.replay.share", "algorithm.replay.per_prompt")
-"""Settings that bound the age of reused groups; each method has at most two of them."""
-
-
 def _remedy(cell: Cell, config: Config) -> str:
     if cell.origin is Origin.X3:
-        return lower(config, *STORED, "learner.lr")
+        return lower(config, *load_composer(config.algorithm).ages_by, "learner.lr")
     if cell.age == 0:
         return (
             "the weights are the same, so engine and learner disagree: compare model.dtype and rollout.engine_options"

@@ -1,4 +1,4 @@
-"""Policy losses: one file per method, which defines `make_loss`.
+"""Policy losses: one class per file. Importing one does not import torch: every process reads their settings.
 
 base       what a loss is given, what it gives, and how the config's name finds it
 ratios     probability ratios and how they are clipped

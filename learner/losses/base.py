@@ -5,15 +5,16 @@ Suffixes: M response tokens, R responses of the micro-batch, concatenated.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from bapo.algorithms.methods import LOSS, Method, own_settings
 from bapo.config.objective import LossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class Rows:
 
     def lengths(self, like: Tensor) -> Tensor:
         """[R] tokens of each response, with the dtype and device of `like`."""
-        return self.sum(torch.ones_like(like))
+        return self.sum(like.new_ones(like.shape))
 
     def spread(self, values_R: Tensor) -> Tensor:
         """[M] the value of the response that each token belongs to."""
@@ -77,13 +78,45 @@ class Surrogate:
     """1 where clipping changed the objective."""
 
 
-class PolicyLoss:
+class PolicyLoss(Method, ABC):
     """Base class of losses. A response's loss may be distributed over its tokens in any way, because every aggregation
     gives them equal weights."""
 
+    takes_weight = True
+    """Whether the importance weight anchor / alpha may multiply it; false if its ratio already is the correction."""
+    needs_bounds = False
+    """Whether clip_low and clip_high must be numbers."""
+    ratio_modes: tuple[str, ...] = ("direct", "official", "decoupled", "interpolated")
+    """The values of `loss.ratio_mode` whose anchor it can use."""
+    always_counts = False
+    """Whether it depends on responses with advantage 0."""
     whole_minibatch = False
     """Whether `fitted` needs the log-probs of the mini-batch before its first pass."""
 
+    def __init__(self, settings: LossConfig, own: Any = None) -> None:
+        """`own`: its Settings; None: their defaults."""
+        self._settings = settings
+        self._own = own or self.Settings()
+
+    @classmethod
+    def check(cls, config: Any, own: Any) -> Iterator[str]:
+        """What it declares above; extend it for more."""
+        del own
+        loss = config.loss
+        if not cls.takes_weight and loss.importance_level != "none":
+            yield (
+                f"loss.name = {loss.name} has no importance weight in addition to its ratio; set "
+                "loss.importance_level = none"
+            )
+        if loss.ratio_mode not in cls.ratio_modes:
+            yield (
+                f"loss.name = {loss.name} has no use for the anchor of loss.ratio_mode = {loss.ratio_mode}; set "
+                f"loss.ratio_mode = {cls.ratio_modes[0]}"
+            )
+        if cls.needs_bounds and None in (loss.clip_low, loss.clip_high):
+            yield f"loss.name = {loss.name} needs both bounds; set loss.clip_low and loss.clip_high to numbers"
+
+    @abstractmethod
     def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
         """The loss of each token.
 
@@ -91,7 +124,6 @@ class PolicyLoss:
             logprobs_M: log-probs of the policy.
             anchor_M: as in `inputs`, with NaN replaced by the policy's log-probs, detached.
         """
-        raise NotImplementedError
 
     def fitted(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> PolicyLoss:
         """The loss fitted to one mini-batch from all computed tokens on all ranks; identical on every rank."""
@@ -104,6 +136,9 @@ class PolicyLoss:
 
 
 def load_loss(settings: LossConfig) -> PolicyLoss:
-    """Load `learner/losses/<settings.name>.py`. Unknown names were rejected by the config."""
-    module: Any = importlib.import_module(f"learner.losses.{settings.name}")
-    return cast(PolicyLoss, module.make_loss(settings))
+    """The loss `settings.name` with its own settings.
+
+    Raises: ConfigError if there is none of that name, or one of its settings is wrong.
+    """
+    kind: type[PolicyLoss] = LOSS.find(settings.name)
+    return kind(settings, own_settings(LOSS, kind.Settings, settings.options))

@@ -7,17 +7,21 @@ MiniMax bounds the ratio only from above: clip_low = null.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
 from learner.losses.ratios import bounds_around_one, clamped, ratio
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Cispo(PolicyLoss):
     """The loss `cispo`."""
 
-    def __init__(self, settings: LossConfig) -> None:
+    def __init__(self, settings: LossConfig, own: PolicyLoss.Settings) -> None:
+        super().__init__(settings, own)
         self._low, self._high = bounds_around_one(settings.clip_low, settings.clip_high)
 
     def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
@@ -29,6 +33,3 @@ class Cispo(PolicyLoss):
             ratio_M=ratio_M,
             clipped_M=((bounded_M != ratio_M) & (inputs.advantage_M != 0)).float(),
         )
-
-
-make_loss = Cispo

@@ -8,17 +8,23 @@ seq_mean_token_mean the loss is the mean over responses. The gradient is that of
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
 from learner.losses.ratios import bounds_around_one, clipped_surrogate, geometric_ratio
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Gspo(PolicyLoss):
     """The loss `gspo`."""
 
-    def __init__(self, settings: LossConfig) -> None:
+    needs_bounds = True
+
+    def __init__(self, settings: LossConfig, own: PolicyLoss.Settings) -> None:
+        super().__init__(settings, own)
         self._low, self._high = bounds_around_one(settings.clip_low, settings.clip_high)
 
     def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
@@ -26,6 +32,3 @@ class Gspo(PolicyLoss):
         ratio_M = inputs.rows.spread(geometric_ratio(logprobs_M, anchor_M, inputs.rows))
         loss_M, clipped_M = clipped_surrogate(ratio_M, inputs.advantage_M, self._low, self._high)
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
-
-
-make_loss = Gspo

@@ -7,17 +7,21 @@ Without bounds it is -rho A, the importance-weighted policy gradient (ReLIFT).
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
 from learner.losses.ratios import bounds_around_one, clipped_surrogate, dual_clipped, ratio
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Ppo(PolicyLoss):
     """The loss `ppo`."""
 
-    def __init__(self, settings: LossConfig) -> None:
+    def __init__(self, settings: LossConfig, own: PolicyLoss.Settings) -> None:
+        super().__init__(settings, own)
         self._low, self._high = bounds_around_one(settings.clip_low, settings.clip_high)
         self._dual_clip = settings.dual_clip
 
@@ -27,6 +31,3 @@ class Ppo(PolicyLoss):
         loss_M, clipped_M = clipped_surrogate(ratio_M, inputs.advantage_M, self._low, self._high)
         loss_M, clipped_M = dual_clipped(loss_M, clipped_M, inputs.advantage_M, self._dual_clip)
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
-
-
-make_loss = Ppo

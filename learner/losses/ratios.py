@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from learner.losses.base import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 """exp(20) = 5e8: far beyond any sensible ratio, and far from the overflow of float32 at exp(88)."""
@@ -32,7 +34,7 @@ def geometric_ratio(numerator_M: Tensor, denominator_M: Tensor, rows: Rows) -> T
     return rows.mean(numerator_M - denominator_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-Bound = Tensor | float | None
+Bound: TypeAlias = "Tensor | float | None"
 
 
 def clipped_surrogate(ratio_M: Tensor, advantage_M: Tensor, low: Bound, high: Bound) -> tuple[Tensor, Tensor]:
@@ -43,7 +45,7 @@ def clipped_surrogate(ratio_M: Tensor, advantage_M: Tensor, low: Bound, high: Bo
     """
     plain_M = -ratio_M * advantage_M
     bounded_M = -clamped(ratio_M, low, high) * advantage_M
-    return torch.maximum(plain_M, bounded_M), (bounded_M > plain_M).detach().float()
+    return plain_M.maximum(bounded_M), (bounded_M > plain_M).detach().float()
 
 
 def dual_clipped(
@@ -54,7 +56,7 @@ def dual_clipped(
         return loss_M, clipped_M
     ceiling_M = -dual_clip * advantage_M
     beyond_M = (advantage_M < 0) & (loss_M > ceiling_M)
-    return torch.where(beyond_M, ceiling_M, loss_M), torch.maximum(clipped_M, beyond_M.float())
+    return ceiling_M.where(beyond_M, loss_M), clipped_M.maximum(beyond_M.float())
 
 
 def bounds_around_one(clip_low: float | None, clip_high: float | None) -> tuple[float | None, float | None]:

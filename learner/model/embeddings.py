@@ -36,7 +36,7 @@ def make_embeddings(config: Config, run: RunDirectory) -> None:
     path = embeddings_path(config, run)
     if not needs_embeddings(config.algorithm.selector) or path.exists():
         return
-    if config.selector.embeddings is not None:
+    if config.selector.get("embeddings") is not None:
         raise ConfigError(f"selector.embeddings = {path}: file not found; null computes them with the base model")
     prompts = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")
     if any(prompt.images for prompt in prompts):

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bapo.algorithms.credits.registry import load_advantage, needs_critic
+from bapo.algorithms.methods import LOSS
 from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
@@ -139,8 +141,9 @@ class StepLogProbs:
 def step_inputs(batch: Batch, config: Config, device: torch.device, images: ImageReader | None = None) -> StepInputs:
     """Create the inputs of a nonempty batch. Raises: ContractError."""
     columns = columns_of(batch, config, images)
-    if config.loss.credits_tokens:
-        advantage_M = token_advantages(batch, config).astype(np.float32)
+    advantage = load_advantage(config.loss.advantage, config.loss.advantage_options)
+    if advantage.credits_tokens:
+        advantage_M = token_advantages(batch, advantage, config).astype(np.float32)
     else:
         advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
     return StepInputs(
@@ -213,8 +216,8 @@ def adds_without_advantage(settings: LossConfig) -> bool:
     return (
         settings.kl_coef > 0
         or settings.entropy_coef > 0
-        or settings.name == "kimi"
-        or settings.advantage == "gae"
+        or LOSS.find(settings.name).always_counts
+        or needs_critic(settings.advantage)
         or settings.importance_denominator == "kept"
     )
 

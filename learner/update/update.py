@@ -98,7 +98,7 @@ class Updater:
         Args:
             reference: if the KL term needs one.
             run_path: run directory, for diverged batches.
-            critic: for loss.advantage = gae.
+            critic: for an advantage that needs one.
             images: returns image files, for a policy that reads images.
         """
         self._images = None if images is None or policy.vision is None else ImageReader(policy.vision, images)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.types import Purpose
 from bapo.transport.messages import BufferStatus
@@ -106,7 +107,7 @@ def trains(config: Config, status: BufferStatus) -> bool:
 
 
 def _taken(config: Config, before: int, now: int) -> int:
-    schedule = config.algorithm.fresh_schedule
+    schedule = load_composer(config.algorithm).fresh_schedule
     return schedule.up_to(now) - schedule.up_to(before)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.algorithms.composer import Decision
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.correctness import measure_of
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
@@ -236,6 +237,7 @@ def overview(view: RunView, *, since: int = 0, measured: int = 0, generation: in
 def about(view: RunView) -> dict[str, Any]:
     """Constant properties and the status of the run."""
     fields, config = view.run.read_run(), view.config
+    thresholds = load_composer(config.algorithm).decides_by
     return {
         "name": config.run.name,
         "status": fields.get("status"),
@@ -248,8 +250,8 @@ def about(view: RunView) -> dict[str, Any]:
         "task": config.task.name,
         "batch_size": config.algorithm.batch_size,
         "group_size": config.algorithm.group_size,
-        "c1": config.algorithm.c1 if config.algorithm.retries_by_c1 else None,
-        "has_window": config.algorithm.reuses_by_window,
+        "c1": config.algorithm.c1 if "c1" in thresholds else None,
+        "has_window": "c2" in thresholds,
         "v": config.cadence.weight_sync_interval,
         "m": config.cadence.reevaluation_interval,
         "max_staleness": config.cadence.max_staleness,

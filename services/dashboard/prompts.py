@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
 from bapo.core.types import Purpose, num_correct
@@ -144,7 +145,7 @@ def prompt(view: RunView, *, id: str) -> dict[str, Any]:
     recorded = set(files.steps())
     return {
         "id": id,
-        "c1": view.config.algorithm.c1 if view.config.algorithm.retries_by_c1 else None,
+        "c1": view.config.algorithm.c1 if "c1" in load_composer(view.config.algorithm).decides_by else None,
         "differs": history.differs,
         "visits": [_visit(visit, visit.step in recorded and files.has(visit.step, visit.item)) for visit in visits],
         "transitions": [

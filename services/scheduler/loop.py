@@ -132,7 +132,7 @@ class Scheduler:
         config = self._config
         sentence = self._watchdog.poll(
             mark_of(status),
-            lambda: blocked_on(status, config.algorithm.fresh_schedule.at(status.step), config.run.num_steps),
+            lambda: blocked_on(status, self._composer.fresh_schedule.at(status.step), config.run.num_steps),
         )
         if sentence:
             log.warning("%s", sentence)

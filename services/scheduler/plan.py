@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bapo.algorithms.composer import Composer
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.base import Indices
-from bapo.algorithms.selectors.uniform import Uniform
+from bapo.algorithms.selectors.uniform import DataOrder
 from bapo.config.tree import Config
 from bapo.core.call_limits import MAX_REQUEST_BYTES, MAX_REQUESTS, in_parts_by_size
 from bapo.core.codec import request_map
@@ -57,10 +58,11 @@ class FreshPlan:
         self._prompts = prompts
         self._proposals = proposals
         self._batch_size = config.algorithm.batch_size
-        self._schedule = config.algorithm.fresh_schedule
-        self._uniform = Uniform(len(prompts), seed=config.run.seed, batch_size=self._batch_size)
+        self._composer = load_composer(config.algorithm)
+        self._schedule = self._composer.fresh_schedule
+        self._uniform = DataOrder(num_prompts=len(prompts), seed=config.run.seed, batch_size=self._batch_size)
         other_seed = rng_for(config.run.seed, 0, "extra_rounds").getrandbits(32)
-        self._extra = Uniform(len(prompts), seed=other_seed, batch_size=self._batch_size)
+        self._extra = DataOrder(num_prompts=len(prompts), seed=other_seed, batch_size=self._batch_size)
         if len(prompts) < self._batch_size:
             raise ConfigError(
                 f"task {config.task.name!r} has {len(prompts)} training prompts, fewer than one batch of "
@@ -148,7 +150,7 @@ class FreshPlan:
         return RolloutRequest(
             request_id=request_id,
             prompt=prompt,
-            group_size=self._config.algorithm.fresh_size,
+            group_size=self._composer.fresh_size,
             purpose=Purpose.FRESH,
             step=step,
             # A response in segments becomes stale while it is sampled: start with weights that leave enough time.
@@ -204,7 +206,7 @@ def reevaluation_requests(
         RolloutRequest(
             request_id=f"reevaluate-{step:06d}-{index:04d}",
             prompt=prompts[prompt_id],
-            group_size=config.algorithm.reevaluated_size,
+            group_size=composer.reevaluated_size,
             purpose=Purpose.REEVALUATE,
             step=step,
             min_version=step,

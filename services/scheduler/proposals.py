@@ -105,12 +105,12 @@ class Proposals:
         self._round, self._through, data = self._buffer.selector_state()
         self._kept = self._round
         if self._round:
-            state = unpack_state(selector.name, data)
+            state = unpack_state(self._config.algorithm.selector, data)
             rounds, rankings = state.pop(ROUNDS), state.pop(RANKINGS)
             self._rankings = {int(h): row.astype(np.int64) for h, row in zip(rounds, rankings, strict=True)}
             selector.restore(state)
             self._buffer.forget(_label(self._round))  # a scheduler may have crashed before it did
-            log.info("selector %s resumed after step %d, round %d", selector.name, self._through, self._round)
+            log.info("selector resumed after step %d, round %d", self._through, self._round)
         self._selector = selector
         return selector
 
@@ -196,7 +196,7 @@ class Proposals:
             ROUNDS: np.array(rounds, dtype=np.int64),
             RANKINGS: np.stack([self._rankings[h] for h in rounds]),
         }
-        self._buffer.keep_selector_state(self._round, self._through, pack_state(selector.name, state))
+        self._buffer.keep_selector_state(self._round, self._through, pack_state(self._config.algorithm.selector, state))
         self._kept = self._round
 
 

@@ -22,7 +22,7 @@ def share_of(run: Measured, origin: Origin) -> float | None:
     """Of the items of all batches; None where the method has no such part or nothing trained."""
     own, every = (sum(row[o.value] for row in run.metrics for o in kinds) for kinds in ((origin,), Origin))
     settings = run.config.algorithm
-    is_bapo = settings.name == "bapo"
+    is_bapo = settings.composer == "bapo"
     has_part = {Origin.X1: True, Origin.X2: is_bapo and settings.use_x2, Origin.X3: is_bapo and settings.use_x3}[origin]
     return own / every if every and (own or has_part) else None
 

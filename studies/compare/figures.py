@@ -154,7 +154,7 @@ def pairs(compared: Compared) -> Drawn:
 
 def ablations(compared: Compared) -> Drawn:
     """Figure 6: variants of BAPO by what they change."""
-    whole = [method for method in compared.methods if method.config.algorithm.name == "bapo"]
+    whole = [method for method in compared.methods if method.config.algorithm.composer == "bapo"]
     if not compared.splits or len(whole) < 2:
         return "requires BAPO and variants that differ in v, m, X2, X3 or thresholds"
     base = next((method for method in whole if method.name == "bapo"), whole[0])
@@ -175,7 +175,7 @@ def rollouts(compared: Compared) -> Drawn:
 
 def filters(compared: Compared) -> Drawn:
     """Figure 10: BAPO under its online filters: gradient norm and accuracy."""
-    whole = [method for method in compared.methods if method.config.algorithm.name == "bapo"]
+    whole = [method for method in compared.methods if method.config.algorithm.composer == "bapo"]
     base = next((method for method in whole if method.name == "bapo"), None)
     if base is None:
         return "requires a method named bapo and others with a different online filter"

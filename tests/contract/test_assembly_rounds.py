@@ -11,7 +11,7 @@ from tests.support.factories import make_request
 
 def in_its_second_round(redis_url: str) -> tuple[Setup, ExtraRound]:
     """DAPO with B = 2 without sampling ahead: both groups of step 1 were all wrong."""
-    setup = Setup(redis_url, Dapo(AlgorithmConfig(name="dapo", batch_size=2)))
+    setup = Setup(redis_url, Dapo(AlgorithmConfig(composer="dapo", batch_size=2)))
     setup.fill("a", "b", rewards="00000000")
     assert setup.service.batch(1) is None
     (extra,) = setup.service.inspection.status().extra_rounds

@@ -287,7 +287,7 @@ def test_a_composition_says_what_the_batch_is_made_of(redis_url: str) -> None:
     assert (second.composition["x3"], second.composition["staleness_max"], second.composition["num_bad"]) == (1, 1, 3)
     assert [prompt.prompt_id for prompt in second.new_prompts] == ["c", "d"], "a's is there already"
     assert second.left_bad == ()
-    assert second.batch.header["num_high"] == second.composition["num_high"] == 0
+    assert second.batch.header["facts"]["num_high"] == second.composition["num_high"] == 0
 
 
 def test_without_waiting_a_late_reevaluation_joins_the_next_batch(redis_url: str) -> None:

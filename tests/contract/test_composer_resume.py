@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bapo.algorithms.composers.registry import composer_names, load_composer
+from bapo.algorithms.methods import COMPOSER
 from bapo.algorithms.randomness import rng_for
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
@@ -31,10 +32,13 @@ from buffer_service.store.redis.store import RedisStore
 from services.scheduler.plan import FreshPlan
 from tests.support.buffer import answer, new_store, push_body
 from tests.support.factories import make_prompt
+from tests.support.methods import options_for
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
 EXPERTS = ("luffy", "relift")
-REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_items": 2, "window": 2, "last_step": 7}
+OPTIONS: dict[str, Any] = {
+    "share": 0.5, "per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_items": 2, "window": 2, "last_step": 7,
+}  # fmt: skip
 STEPS = 8
 OWN = {"x3_policy": "youngest"}
 """Our addition to `bapo`."""
@@ -43,12 +47,10 @@ RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]
 
 def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Config:
     """B = 4, G = 4, max_steps_ahead = 0."""
-    share = {"share": 0.5} if name in ("remix", "dots_replay") else {}
-    if name == "pilot_commit":
-        extra = {**extra, "pilot_size": 2}
     algorithm = {
-        "name": name, "batch_size": 4, "group_size": 4, "num_experts": int(name in EXPERTS), "max_rounds": 3,
-        "online_filter": "range" if name in ("bapo", "dapo") else "none", "replay": {**REPLAY, **share}, **extra,
+        "composer": name, "batch_size": 4, "group_size": 4, "num_experts": int(name in EXPERTS), "max_rounds": 3,
+        "online_filter": "range" if name in ("bapo", "dapo") else "none",
+        "options": options_for(COMPOSER, name, **OPTIONS), **extra,
     }  # fmt: skip
     tree = {
         "algorithm": algorithm,
@@ -115,7 +117,7 @@ class Peers:
     def _request(self, step: int, index: int, prompt: Prompt) -> RolloutRequest:
         return RolloutRequest(
             request_id=f"reevaluate-{step}-{index}", prompt=prompt,
-            group_size=self.config.algorithm.reevaluated_size, purpose=Purpose.REEVALUATE, step=step,
+            group_size=self.composer.reevaluated_size, purpose=Purpose.REEVALUATE, step=step,
             min_version=step,
         )  # fmt: skip
 
@@ -186,7 +188,7 @@ def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[...
         rounds = [line["rounds"] for line in peers.service.store.compositions(0, STEPS)[1]]
         assert (max(rounds) > 1) is (name == "dapo")
     want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
-    assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused"), ("bapo", "youngest")}
+    assert reached >= want | {("remix", "reused"), ("dots", "reused"), ("bapo", "reused"), ("bapo", "youngest")}
 
 
 def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked_for(

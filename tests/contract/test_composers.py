@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
 from bapo.algorithms.composers.registry import composer_names, load_composer
+from bapo.algorithms.methods import COMPOSER
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.settings import AlgorithmConfig, ReplayConfig
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupStat, HardPrompt
 from tests.support.factories import make_hard, make_stat
+from tests.support.methods import options_for
 
 TRAINED = {
     Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.YOUNGEST, Reason.REPLAYED, Reason.SUPERVISED,
@@ -28,11 +32,27 @@ WITH_EXPERTS = ("luffy", "relift")
 """Composers that refuse groups without an expert's row."""
 
 
+OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "share": st.sampled_from([0.0, 0.4, 0.5]),
+    "first_step": st.integers(1, 3),
+    "last_step": st.none() | st.integers(3, 6),
+    "window": st.integers(1, 3),
+    "capacity": st.none() | st.integers(1, 9),
+    "per_prompt": st.sampled_from([1, 4, 6, 8]),
+    "num_rows": st.integers(1, 8),
+    "strategy": st.sampled_from(["highest_k", "recent_k", "random_k", "all", "max_variance_k"]),
+    "keep_homogeneous": st.booleans(),
+    "sft_items": st.integers(1, 2),
+    "pilot_size": st.integers(1, 3),
+}
+
+
 def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
     """Settings of one composer, small enough that every rule is reached within a few steps."""
     return st.builds(
         AlgorithmConfig,
-        name=st.just(name),
+        composer=st.just(name),
+        options=st.fixed_dictionaries(options_for(COMPOSER, name, **OPTIONS)),
         batch_size=st.integers(2, 6),
         group_size=st.just(4),
         c1=st.sampled_from([0.0, 1 / 8, 1 / 4, 1 / 2]),
@@ -40,7 +60,6 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         r_tot_decay=st.sampled_from([0.0, 0.5]),
         online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
         x3_policy=st.sampled_from(["window", "youngest"]),
-        pilot_size=st.integers(1, 3) if name == "pilot_commit" else st.none(),
         use_x2=st.just(True) if name == "pilot_commit" else st.booleans(),
         use_x3=st.booleans(),
         bad_capacity=st.none() | st.integers(1, 5),
@@ -49,19 +68,6 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         x3_exactly_half=st.booleans(),
         max_rounds=st.integers(1, 3),
         num_experts=st.just(int(name in WITH_EXPERTS)),
-        replay=st.builds(
-            ReplayConfig,
-            share=st.sampled_from([0.0, 0.4, 0.5]) if name in ("remix", "dots_replay") else st.just(0.0),
-            first_step=st.integers(1, 3),
-            last_step=st.none() | st.integers(3, 6),
-            window=st.integers(1, 3),
-            capacity=st.none() | st.integers(1, 9),
-            per_prompt=st.sampled_from([1, 4, 6, 8]),
-            num_rows=st.integers(1, 8),
-            strategy=st.sampled_from(["highest_k", "recent_k", "random_k", "all", "max_variance_k"]),
-            keep_homogeneous=st.booleans(),
-            sft_items=st.integers(1, 2),
-        ),
     )
 
 
@@ -102,10 +108,10 @@ class Run:
         return decision
 
     def _names(self, draw: random.Random, t: int) -> list[str]:
-        return draw.sample(PROMPTS, self.config.fresh_schedule.at(t))
+        return draw.sample(PROMPTS, self.composer.fresh_schedule.at(t))
 
     def _group(self, kind: str, t: int, name: str, draw: random.Random) -> GroupStat:
-        size = self.config.reevaluated_size if kind == "again" else self.config.fresh_size
+        size = self.composer.reevaluated_size if kind == "again" else self.composer.fresh_size
         num = size - self.config.num_experts
         rewards = "".join("1" if i < draw.randint(0, num) else "0" for i in range(num)) + "1" * self.config.num_experts
         experts = range(num, size)
@@ -191,17 +197,17 @@ def check_buffers_of_bapo(config: AlgorithmConfig, t: int, decision: Decision) -
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_composer_that_needs_experts_says_so(name: str) -> None:
-    with pytest.raises(ConfigError, match="set num_experts = 1"):
-        load_composer(AlgorithmConfig(name=name))
+    with pytest.raises(ConfigError, match=r"set algorithm\.num_experts = 1"):
+        load_config([], [f"--algorithm.composer={name}"])
 
 
 def test_a_misspelt_composer_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*use one of .*bapo, .*grpo"):
-        load_composer(AlgorithmConfig(name="bappo"))
+    with pytest.raises(ConfigError, match=r"bappo.*did you mean 'bapo'.*use one of .*bapo, .*grpo"):
+        load_composer(AlgorithmConfig(composer="bappo"))
 
 
 def test_grpo_trains_all_fresh_groups_and_stores_nothing() -> None:
-    grpo = load_composer(AlgorithmConfig(name="grpo", online_filter="none"))
+    grpo = load_composer(AlgorithmConfig(composer="grpo", online_filter="none"))
     fresh = tuple(make_stat(k=k, prompt_id=f"p{k}") for k in range(9))
     view = AssemblyView(step=1, fresh=fresh, reevaluated=(), bad=(), high=(), previous_r_tot=None)
     decision = grpo.compose(view, lambda purpose: rng_for(0, 1, purpose))

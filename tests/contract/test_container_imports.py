@@ -22,7 +22,9 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services", "studies")
 IMAGES = images(REPOSITORY)
 PROCESSES = sorted({(process.image, process.module) for process in processes(REPOSITORY)})
-GRAPH = ImportGraph(REPOSITORY, PACKAGES)
+LOSSES = frozenset({"learner.losses", "learner.losses.base"})
+"""Their settings are read where the learner is installed (bapo/config/methods.py)."""
+GRAPH = ImportGraph(REPOSITORY, PACKAGES, LOSSES)
 
 OPTIONAL = {
     ("* *", "datasets"): "a data set of the Hub; files need none, and the error says what to install",
@@ -43,7 +45,7 @@ OPTIONAL = {
 
 READ_WHEN_RUNNING = {
     "bapo/core/plugins.py": "its callers name the package, all of whose modules are followed",
-    "bapo/tasks/user_functions.py": "a module of the user",
+    "bapo/core/user_code.py": "a module of the user",
     "services/launcher/processes.py": "the parts of a run on one machine",
 }
 """Files that import by a name which only a running process knows -> why that hides nothing."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from bapo.algorithms.composers.registry import load_composer
+from bapo.algorithms.methods import SELECTOR
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
@@ -30,6 +31,7 @@ from services.scheduler.proposals import make_proposals
 from tests.support.buffer import answer, new_store
 from tests.support.buffer_app import serving
 from tests.support.factories import make_prompt
+from tests.support.methods import options_for
 
 PROMPTS = [make_prompt(prompt_id=f"p{i:02d}") for i in range(40)]
 RIGHT = {prompt.prompt_id: i % 9 for i, prompt in enumerate(PROMPTS)}
@@ -42,7 +44,9 @@ def make_config(selector: str, v: int = 1) -> Config:
         {
             "run": {"num_steps": NUM_STEPS, "seed": 11},
             "algorithm": {"batch_size": 4, "selector": selector, "use_x2": False, "use_x3": False},
-            "selector": {"pool_ratio": 4.0, "reference_prompts": 5, "reference_every": 2, "projection_dim": 4},
+            "selector": options_for(
+                SELECTOR, selector, pool_ratio=4.0, reference_prompts=5, reference_every=2, projection_dim=4
+            ),
             "cadence": {"weight_sync_interval": v, "reevaluation_interval": v, "max_steps_ahead": 0},
             "learner": {"minibatch_size": 4},
         }
@@ -192,7 +196,7 @@ def test_a_learner_that_goes_back_to_its_checkpoint_gets_the_same_prompts(select
 def test_further_rounds_of_dapo_ask_for_proposed_prompts_and_are_learnt_from_as_well(redis_url: str) -> None:
     """Two of nine prompts give no signal, so that rounds lack groups before MoPPS knows which."""
     config = make_config("mopps")
-    config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"name": "dapo"})})
+    config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"composer": "dapo"})})
     with running(config, a_store(redis_url)) as run, scheduling(config, run.client.url):
         run.steps(1, 12)
         success_counts = run.client.success_counts(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,29 +11,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bapo.algorithms.methods import SELECTOR
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool, PromptSelector, pack_state, unpack_state
-from bapo.algorithms.selectors.kimi import failure_rates
-from bapo.algorithms.selectors.mopps import by_fitness
 from bapo.algorithms.selectors.registry import learns, load_selector, selector_names
-from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.success_counts import SuccessCounts, success_counts_of
+from contrib.kimi.selector import failure_rates
+from contrib.mopps.selector import by_fitness
+from tests.support.methods import options_for
 
 B = 4
 NAMES = st.sampled_from(selector_names())
 NUM_PROMPTS = st.integers(B, 40)
-SETTINGS = st.builds(
-    SelectorConfig,
-    pool_ratio=st.sampled_from([1.0, 2.0, 16.0]),
-    mode=st.sampled_from(["topk", "threshold"]),
-    decay=st.sampled_from([0.5, 1.0]),
-    reference_prompts=st.integers(2, 12),
-    reference_every=st.integers(1, 3),
-    projection_epochs=st.integers(0, 2),
-    projection_dim=st.just(4),
-    curriculum_steps=st.sampled_from([0, 5]),
+Settings = dict[str, Any]
+SETTINGS = st.fixed_dictionaries(
+    {
+        "pool_ratio": st.sampled_from([1.0, 2.0, 16.0]),
+        "mode": st.sampled_from(["topk", "threshold"]),
+        "decay": st.sampled_from([0.5, 1.0]),
+        "reference_prompts": st.integers(2, 12),
+        "reference_every": st.integers(1, 3),
+        "projection_epochs": st.integers(0, 2),
+        "projection_dim": st.just(4),
+        "curriculum_steps": st.sampled_from([0, 5]),
+    }
 )
+"""Of all selectors; each takes its own."""
 SEEDS = st.integers(0, 1000)
 
 
@@ -41,13 +46,13 @@ def embeddings(num: int) -> NDArray[np.float32]:
     return generator_for(5, num, "embeddings").normal(size=(num, 6)).astype(np.float32)
 
 
-def make(name: str, config: SelectorConfig, num: int, seed: int = 3) -> PromptSelector:
+def make(name: str, config: Settings, num: int, seed: int = 3) -> PromptSelector:
     pool = PromptPool(
         prompt_ids=tuple(f"p{i}" for i in range(num)),
         levels=np.arange(num) % 3.0,
         embed=lambda: embeddings(num),
     )
-    return load_selector(name, config, pool, seed=seed, batch_size=B)
+    return load_selector(name, options_for(SELECTOR, name, **config), pool, seed=seed, batch_size=B)
 
 
 def answers(step: int, indices: Sequence[int], *, lost: int = 0) -> SuccessCounts:
@@ -68,7 +73,7 @@ def step_of(selector: PromptSelector, step: int, *, lost: int = 0) -> list[int]:
 @settings(max_examples=60, deadline=None)
 @given(name=NAMES, config=SETTINGS, num=NUM_PROMPTS, seed=SEEDS, step=st.integers(1, 50), n=st.integers(1, 50))
 def test_a_proposal_has_different_prompts_of_the_pool_and_a_longer_one_begins_with_it(
-    name: str, config: SelectorConfig, num: int, seed: int, step: int, n: int
+    name: str, config: Settings, num: int, seed: int, step: int, n: int
 ) -> None:
     selector = make(name, config, num, seed)
     references = selector.references(step).tolist()
@@ -83,7 +88,7 @@ def test_a_proposal_has_different_prompts_of_the_pool_and_a_longer_one_begins_wi
 @settings(max_examples=40, deadline=None)
 @given(name=NAMES, config=SETTINGS, num=NUM_PROMPTS, seed=SEEDS, cut=st.integers(1, 8))
 def test_a_selector_that_was_saved_and_taken_back_goes_on_as_if_nothing_had_happened(
-    name: str, config: SelectorConfig, num: int, seed: int, cut: int
+    name: str, config: Settings, num: int, seed: int, cut: int
 ) -> None:
     whole, first = make(name, config, num, seed), make(name, config, num, seed)
     expected = [step_of(whole, step) for step in range(1, 13)]
@@ -96,7 +101,7 @@ def test_a_selector_that_was_saved_and_taken_back_goes_on_as_if_nothing_had_happ
 
 @settings(max_examples=30, deadline=None)
 @given(name=NAMES, config=SETTINGS, num=NUM_PROMPTS, lost=st.integers(1, B))
-def test_groups_that_failed_for_good_are_no_obstacle(name: str, config: SelectorConfig, num: int, lost: int) -> None:
+def test_groups_that_failed_for_good_are_no_obstacle(name: str, config: Settings, num: int, lost: int) -> None:
     selector = make(name, config, num)
     for step in range(1, 9):
         assert len(set(step_of(selector, step, lost=lost))) == B
@@ -105,7 +110,7 @@ def test_groups_that_failed_for_good_are_no_obstacle(name: str, config: Selector
 @pytest.mark.parametrize("name", selector_names())
 def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
     def first(seed: int, step: int) -> list[int]:
-        selector = make(name, SelectorConfig(reference_every=1), 40, seed)
+        selector = make(name, {"reference_every": 1}, 40, seed)
         references = selector.references(step).tolist()
         if references:
             selector.observe_references(step, answers(step, references))
@@ -117,10 +122,10 @@ def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in selector_names() if learns(name)])
 def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -> None:
-    selector = make(name, SelectorConfig(), 40)
+    selector = make(name, {}, 40)
     step_of(selector, 1)
     with pytest.raises(ConfigError, match="is of another prompt selector or other data"):
-        make(name, SelectorConfig(), 41).restore(selector.state())
+        make(name, {}, 41).restore(selector.state())
     with pytest.raises(ConfigError, match=f"uses selector '{name}', but algorithm.selector is 'other'"):
         unpack_state("other", pack_state(name, selector.state()))
     with pytest.raises(ContractError, match="malformed"):
@@ -128,8 +133,8 @@ def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -
 
 
 def test_a_misspelt_selector_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*use one of "):
-        make("mops", SelectorConfig(), 40)
+    with pytest.raises(ConfigError, match=r"mops.*did you mean 'mopps'.*use one of "):
+        load_selector("mops", {}, PromptPool(prompt_ids=()), seed=1, batch_size=B)
 
 
 def test_a_band_takes_any_candidate_inside_it_and_then_the_nearest() -> None:

@@ -73,14 +73,14 @@ def group_of(model: PreTrainedModel, rows: str, expert: list[int], *, version: i
 
 def batch_of(config: Config, model: PreTrainedModel, expert: list[int]) -> Batch:
     """Step 9: a fresh group, one that was sampled three versions ago, and for ReLIFT an expert's solution."""
-    rows, earlier = SHAPES.get(config.algorithm.name, ("AB", ""))
+    rows, earlier = SHAPES.get(config.algorithm.composer, ("AB", ""))
     fresh, old = (group_of(model, rows, expert, version=version) for version in (9, 6))
     replayed = np.array([row in earlier for row in rows])
     entries = [
         BatchEntry(origin=Origin.X1, group=fresh, replayed=replayed),
         BatchEntry(origin=Origin.X3, group=old, replayed=replayed if earlier else None),
     ]
-    if config.algorithm.name == "relift":
+    if config.algorithm.composer == "relift":
         entries.append(BatchEntry(origin=Origin.X3, group=group_of(model, "E", expert, version=9), kind="sft"))
     return dataclasses.replace(make_batch(groups=[fresh], step=9), entries=tuple(entries))
 
@@ -114,7 +114,7 @@ def test_a_right_response_gains_on_a_wrong_one(
     assert len(report.minibatches) >= 2
     model.load_state_dict(policy.model.state_dict())
     gain = {row: log_pi(model, tokens) - before[row] for row, tokens in responses.items()}
-    trained = SHAPES.get(config.algorithm.name, ("AB", ""))[0]
+    trained = SHAPES.get(config.algorithm.composer, ("AB", ""))[0]
     right, wrong = ([gain[row] for row in trained if (row in RIGHT) is kind] for kind in (True, False))
     assert min(right) > max(wrong), gain
     if config.algorithm.num_experts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, Rng, whole_groups
+from bapo.algorithms.settings import AlgorithmConfig
 from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
@@ -24,14 +25,11 @@ def assemble(assembler: Assembler, step: int) -> Assembly | Wait | None:
     return assembler.assemble(assembler.read_step(step))
 
 
-class KeepsAll:
+class KeepsAll(Composer):
     """x1 = fresh groups with any reward, x2 = all re-evaluated, x3 = B_high while there is room; all wrong is hard."""
 
-    name = "keeps_all"
-    prompts_once = True
-    max_rounds = 1
-
     def __init__(self) -> None:
+        super().__init__(AlgorithmConfig(batch_size=2))
         self.views: list[AssemblyView] = []
         self.draws: list[float] = []
 

@@ -50,6 +50,8 @@ class ImportGraph:
 
     root: Path
     packages: Sequence[str]
+    not_followed: frozenset[str] = frozenset()
+    """Packages that a string may name without an import where they are not installed."""
     _read: dict[str, FileImports] = field(default_factory=dict)
 
     @cache  # noqa: B019 - one graph lives as long as the tests
@@ -198,6 +200,8 @@ class FileImports:
     def _named(self, text: str) -> list[str]:
         """Modules of ours that a string names: of `a.b.Class` and `a.b:name` a.b; of a package all modules."""
         name = re.split(r"[:\s]", text, maxsplit=1)[0].rstrip(".")
+        if name in self._graph.not_followed:
+            return []
         if "." not in name or not self._graph.is_own(name) or not re.fullmatch(r"\w+(\.\w+)+", name):
             return []
         while self._graph.file_of(name) is None and "." in name:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from bapo.config.objective import WITHOUT_WEIGHT
+from bapo.algorithms.methods import LOSS
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch
 from bapo.core.errors import ContractError
@@ -35,6 +35,7 @@ from bapo.transport.rollout_client import WorkerStatus
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.loop import Learner
+from learner.losses.base import PolicyLoss
 from learner.model.policy import Policy, load_policy
 from learner.startup import Peers, make_learner
 from learner.update.critic import Critic
@@ -117,10 +118,11 @@ def with_groups(batch: Batch, groups: Sequence[Group], origin: Origin, step: int
 def loss_settings(name: str) -> dict[str, Any]:
     """The least that a registered loss needs beside its name."""
     fields: dict[str, Any] = {"name": name, "kl_coef": 0.0}
-    if name in WITHOUT_WEIGHT:
+    loss: type[PolicyLoss] = LOSS.find(name)
+    if not loss.takes_weight:
         fields["importance_level"] = "none"
-    if name == "dppo":
-        fields["ratio_mode"] = "direct"
+    if "decoupled" not in loss.ratio_modes:
+        fields["ratio_mode"] = loss.ratio_modes[0]
     return fields
 
 

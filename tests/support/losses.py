@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import learner.losses
 from bapo.config.objective import LossConfig
 from learner.batch.packing import rows_of
 from learner.losses.base import TokenInputs, load_loss
 from learner.losses.objective import TokenLosses, token_losses, token_weights
 from tests.support.learner import CPU
 from tests.support.vectors import tokens, vector
-
-
-def loss_names() -> tuple[str, ...]:
-    """Names of the modules of `learner/losses` that make a loss, sorted."""
-    names = sorted(module.name for module in pkgutil.iter_modules(learner.losses.__path__))
-    modules = {name: importlib.import_module(f"{learner.losses.__name__}.{name}") for name in names}
-    return tuple(name for name, module in modules.items() if hasattr(module, "make_loss"))
 
 
 def doubles(values: Sequence[float]) -> Tensor:

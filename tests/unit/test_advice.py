@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from bapo.algorithms.composers.registry import load_composer
+from bapo.algorithms.settings import AlgorithmConfig
 from bapo.config.advice import CAN_BE_LOWERED, lower
 from bapo.config.check import known_keys
 from bapo.config.tree import Config
 
-WINDOW, LR = "algorithm.high_window", "learner.lr"
+LR = "learner.lr"
 V, AHEAD = "cadence.weight_sync_interval", "cadence.max_steps_ahead"
 
 
@@ -22,17 +24,21 @@ def test_every_setting_of_the_table_exists() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
-        ({"high_window": 3}, "lower algorithm.high_window or learner.lr"),
-        ({"high_window": 1}, "lower learner.lr"),
-        ({"use_x3": False, "high_window": 3}, "lower learner.lr"),
-        ({"name": "grpo", "high_window": 3}, "lower learner.lr"),
-        ({"name": "remix", "high_window": 3, "replay": {"window": 2, "share": 0.25}}, "lower learner.lr"),
+        ({"high_window": 3}, ("algorithm.high_window",)),
+        ({"high_window": 1}, ()),
+        ({"use_x3": False, "high_window": 3}, ()),
+        ({"composer": "grpo", "high_window": 3}, ()),
+        (
+            {"composer": "remix", "options": {"window": 2, "share": 0.25}},
+            ("algorithm.options.window", "algorithm.options.share"),
+        ),
+        ({"composer": "remix", "options": {"window": 1}}, ()),
     ],
 )
-def test_the_reuse_window_is_named_only_above_its_minimum_and_where_groups_are_reused(
-    algorithm: Mapping[str, Any], expected: str
+def test_a_composer_names_what_bounds_the_age_of_its_stored_groups(
+    algorithm: Mapping[str, Any], expected: tuple[str, ...]
 ) -> None:
-    assert lower(Config.model_validate({"algorithm": algorithm}), WINDOW, LR) == expected
+    assert load_composer(AlgorithmConfig.model_validate(algorithm)).ages_by == expected
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_a_preset_lies_beneath_and_an_override_on_top(write: Write) -> None:
 
 def test_the_topmost_preset_is_the_one(write: Write) -> None:
     run = write('preset = "bapo"\n')
-    assert load_config([run], ["--preset", "grpo"]).algorithm.name == "grpo"
-    assert load_config([run, "grpo"], []).algorithm.name == "grpo"
+    assert load_config([run], ["--preset", "grpo"]).algorithm.composer == "grpo"
+    assert load_config([run, "grpo"], []).algorithm.composer == "grpo"
     assert load_config([run], ["--preset", "null"]) == Config()
 
 
@@ -260,7 +260,7 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         ("--rollout.num_workers=9", "num_workers = 9 is more than max_workers = 8; set max_workers = 9"),
         ("--rollout.port=8700", "buffer.port and rollout.port are both 8700"),
         ("--buffer.url=http://h --buffer.redis_url=redis://h", "redis_url = redis://h would have no effect"),
-        ("--algorithm.name=gpro", "unknown composer .did you mean 'grpo'.*use one of .*bapo, .*grpo"),
+        ("--algorithm.composer=gpro", "unknown composer .did you mean 'grpo'.*use one of .*bapo, .*grpo"),
         ("--algorithm.c1=0.9", "c1 = 0.9 leaves no level .*set c1 below 0.875, or use_x2 = false"),
         ("--algorithm.c2_range=[0.5,0.2]", r"c2_range = \[0.5, 0.2\]: must be low <= high"),
         ("--algorithm.c1=0.875", "set c1 below 0.875"),
@@ -268,8 +268,8 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         ("--algorithm.c2_range=[0.3,0.5]", "c2_range .* is above c3_range"),
         ("--algorithm.x3_exactly_half=true --algorithm.group_size=7", "x3_exactly_half = true, but .*group_size = 8"),
         (
-            "--algorithm.replay.first_step=3 --algorithm.replay.last_step=2",
-            "last_step = 2 is before replay.first_step = 3, .* set last_step = 3 or later",
+            "--algorithm.name=remix --algorithm.replay.first_step=3 --algorithm.replay.last_step=2",
+            "last_step = 2 is before first_step = 3, .* set last_step = 3 or later",
         ),
         (
             "--algorithm.threshold_schedule=fixed --algorithm.c2_range=[0,0.5] --algorithm.c3_range=[0.1,0.6]",

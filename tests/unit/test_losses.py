@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from contrib.luffy.loss import shaped_probability
 from learner.advantages.formulas import group_advantages
 from learner.batch.packing import rows_of
 from learner.losses.base import TokenInputs, load_loss
-from learner.losses.luffy import shaped_probability
 from learner.losses.objective import importance_weight, objective, token_losses, token_weights
 from learner.losses.ratios import geometric_ratio, sequence_ratio
 from tests.support.learner import CPU
@@ -165,7 +165,7 @@ def test_v17_luffy_gives_unlikely_tokens_of_an_expert_their_gradient() -> None:
 
 
 def test_v19_kimi_weighs_the_gradient_of_a_response_by_its_advantage_less_tau_times_its_log_ratio() -> None:
-    config = settings("kimi", importance_level="none", kimi_tau=0.1, aggregation="seq_mean_token_sum")
+    config = settings("kimi", importance_level="none", options={"tau": 0.1}, aggregation="seq_mean_token_sum")
     # Four responses of two tokens; each log-ratio is split unevenly over its tokens.
     moved = torch.tensor([0.3, -0.2, -0.1, -0.1, 0.0, 0.05, 0.4, -0.4], dtype=torch.float64)
     want = vector("V19.kimi")

@@ -22,7 +22,7 @@ from tests.support.synthetic_runs import metrics_row, write_run
         (["bapo-reuse"], ["--algorithm.high_window", "2", "--learner.lr", "1e-5"], "bapo-reuse"),
         (["learnability"], [], "learnability"),
         ([], [], "bapo"),
-        ([], ["--algorithm.name", "grpo", "--algorithm.online_filter", "none"], "grpo"),
+        ([], ["--algorithm.composer", "grpo", "--algorithm.online_filter", "none"], "grpo"),
     ],
 )
 def test_the_method_is_the_preset_also_after_a_resume(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from bapo.algorithms.composer import AssemblyView, Reason
-from bapo.algorithms.composers.pilot_commit import PilotCommit, completed
 from bapo.algorithms.filters import filtered_fresh, nearest_level, online_filter
 from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
@@ -21,11 +20,12 @@ from bapo.core.types import GroupStat, num_correct
 from bapo.runtime.metrics.server import Telemetry
 from buffer_service.state import Tables
 from buffer_service.store.redis.rows import pack_tables, unpack_tables
+from contrib.pilot_commit.composer import PilotCommit, completed
 from learner.advantages.formulas import group_advantages
 from learner.diagnostics.gauges import PromptsSeen
+from tests.support.composers import composer, decided, names
 from tests.support.factories import make_hard, make_result, make_stat
 from tests.unit.test_composer import compose, prompts, rng_of
-from tests.unit.test_replay_composers import composer, decided, names
 
 RANGE = AlgorithmConfig(online_filter="range")
 FLOAT32_TENTH = float(np.float32(0.1))
@@ -227,14 +227,14 @@ def test_every_composer_leaves_out_the_same_groups() -> None:
         make_stat(rewards=[0.1, 1, 1, 1], prompt_id="c", group_id="c"),
         make_stat(rewards=[1, 1, 1, 1], prompt_id="d", group_id="d"),
     ]
-    for name in ("bapo", "grpo", "dapo", "remix", "dots_replay"):
+    for name in ("bapo", "grpo", "dapo", "remix", "dots"):
         decision = decided(composer(name, max_rounds=1, online_filter="range"), fresh)
         assert decision.x1 == ("a", "c"), name
         assert (decision.reasons["b"], decision.reasons["d"]) == (Reason.NO_VARIANCE, Reason.ALL_CORRECT), name
 
 
 def test_dots_keeps_groups_whose_rewards_differ() -> None:
-    rule = composer("dots_replay", replay={"share": 0.5}, online_filter="range")
+    rule = composer("dots", options={"share": 0.5}, online_filter="range")
     fresh = [
         make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id="a", group_id="a"),
         make_stat(rewards=[0.1, 0.1, 0.1, 0.1], prompt_id="b", group_id="b"),
@@ -243,7 +243,7 @@ def test_dots_keeps_groups_whose_rewards_differ() -> None:
 
 
 def test_a_pilot_and_its_rest_train_when_their_rewards_differ_together() -> None:
-    settings = AlgorithmConfig(name="pilot_commit", batch_size=4, pilot_size=2, group_size=4)
+    settings = AlgorithmConfig(composer="pilot_commit", batch_size=4, group_size=4)
 
     def reason(pilot: list[float], rest: list[float]) -> str:
         waiting = make_stat(rewards=pilot, prompt_id="p", group_id="pilot", birth=3)
@@ -266,7 +266,7 @@ def test_a_pilot_and_its_rest_train_when_their_rewards_differ_together() -> None
 
 def test_arpo_stores_a_success_and_not_what_is_as_good_as_its_limit() -> None:
     """A reward of .1 arrives as float32, a little above .1."""
-    rule = composer("arpo", replay={"min_success": 0.1, "per_prompt": 8})
+    rule = composer("arpo", options={"min_success": 0.1, "per_prompt": 8})
     fresh = [
         make_stat(rewards=[FLOAT32_TENTH, 0, 0, 0], prompt_id="a", group_id="a"),
         make_stat(rewards=[0.2, 0, 0, 0], prompt_id="b", group_id="b"),
@@ -285,7 +285,7 @@ def test_arpo_stores_a_success_and_not_what_is_as_good_as_its_limit() -> None:
     ],
 )
 def test_relift_asks_the_expert_where_nothing_can_be_reinforced(rewards: list[float], is_queued: bool) -> None:
-    rule = composer("relift", num_experts=1, online_filter="range", replay={"sft_items": 2})
+    rule = composer("relift", num_experts=1, online_filter="range", options={"sft_items": 2})
     decision = decided(rule, [make_stat(rewards=[*rewards, 1.0], experts=[3])])
     assert bool(decision.high) is is_queued
     assert bool(decision.x1) is (len(set(rewards)) > 1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bapo.algorithms.composers.registry import load_composer
+from bapo.algorithms.methods import SELECTOR
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
@@ -22,6 +23,7 @@ from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import KEEP_EVERY, Proposals, make_proposals
 from tests.support.factories import make_prompt
+from tests.support.methods import options_for
 from tests.unit.test_scheduler import STATUS
 
 PROMPTS = [make_prompt(prompt_id=f"p{i:03d}") for i in range(60)]
@@ -35,7 +37,9 @@ def make_config(selector: str = "mopps", num_steps: int = 90, **cadence: int) ->
         {
             "run": {"num_steps": num_steps, "seed": 7},
             "algorithm": {"batch_size": 4, "selector": selector},
-            "selector": {"pool_ratio": 4.0, "decay": 0.5, "reference_prompts": 6, "reference_every": 2},
+            "selector": options_for(
+                SELECTOR, selector, pool_ratio=4.0, decay=0.5, reference_prompts=6, reference_every=2
+            ),
             "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 1} | cadence,
             "learner": {"minibatch_size": 2},
         }
@@ -256,9 +260,7 @@ def test_further_rounds_of_a_step_take_the_next_prompts_of_its_proposal() -> Non
 def test_a_step_with_fewer_fresh_groups_takes_as_many_of_its_proposal() -> None:
     """DOTS' replay: B = 4, of which half is replayed from step 3 on."""
     config = make_config("mopps")
-    algorithm = config.algorithm.model_copy(
-        update={"replay": config.algorithm.replay.model_copy(update={"share": 0.5, "first_step": 3})}
-    )
+    algorithm = config.algorithm.model_copy(update={"composer": "dots", "options": {"share": 0.5, "first_step": 3}})
     config = config.model_copy(update={"algorithm": algorithm})
     buffer = Trained(config)
     proposals = proposals_of(config, buffer)

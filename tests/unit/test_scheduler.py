@@ -123,7 +123,7 @@ def test_a_further_round_is_asked_once_for_its_own_step_and_again_when_nothing_i
 
 
 def test_a_step_that_replays_is_asked_fewer_fresh_groups() -> None:
-    config = make_config(algorithm={"name": "remix", "replay": {"share": 0.5, "last_step": 2}})
+    config = make_config(algorithm={"composer": "remix", "options": {"share": 0.5, "last_step": 2}})
     steps = [request.step for request in due(config, step=1)]
     assert steps == [1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
 

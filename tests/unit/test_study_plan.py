@@ -54,7 +54,7 @@ def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> 
     values["methods"]["ours"]["settings"] = {"loss": {"clip_high": 0.4}}
     plain, ours = (run.config for run in plan(tmp_path, values).runs[:2])
     assert (plain.loss.clip_high, ours.loss.clip_high) == (0.3, 0.4)
-    assert (plain.loss.clip_low, plain.algorithm.name, ours.algorithm.name) == (0.2, "grpo", "bapo")
+    assert (plain.loss.clip_low, plain.algorithm.composer, ours.algorithm.composer) == (0.2, "grpo", "bapo")
 
 
 def test_runs_of_a_study_take_free_ports_for_they_are_concurrent(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_ppo_and_ba_ppo_differ_in_the_batch_alone() -> None:
     ppo, ba_ppo = (next(run.config for run in study.runs if run.method == name) for name in ("ppo", "ba-ppo"))
     own = {"preset", "run", "algorithm", "cadence"}
     assert ppo.model_dump(exclude=own) == ba_ppo.model_dump(exclude=own)
-    assert (ppo.algorithm.name, ba_ppo.algorithm.name) == ("grpo", "bapo")
+    assert (ppo.algorithm.composer, ba_ppo.algorithm.composer) == ("grpo", "bapo")
     assert (ppo.algorithm.batch_size, ppo.algorithm.group_size) == (32, 8)
 
 

@@ -14,7 +14,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import Groups, Reasons, filtered_fresh
 from bapo.algorithms.randomness import sample_in_order
 from bapo.algorithms.reward_levels import is_all_correct, is_hard, is_informative, is_within
@@ -33,13 +33,22 @@ class Improvement:
     reasons: Reasons
 
 
-class Bapo:
-    name = "bapo"
-    prompts_once = True
-    max_rounds = 1
+class Bapo(Composer):
+    """The composer `bapo`."""
 
-    def __init__(self, settings: AlgorithmConfig) -> None:
-        self._settings = settings
+    @property
+    def decides_by(self) -> tuple[str, ...]:
+        settings = self._settings
+        has_window = settings.use_x3 and settings.x3_policy == "window"
+        return (*(("c1",) if settings.use_x2 else ()), *(("c2", "c3") if has_window else ()))
+
+    @property
+    def high_window(self) -> int:
+        return self._settings.high_window
+
+    @property
+    def ages_by(self) -> tuple[str, ...]:
+        return ("algorithm.high_window",) if self._settings.use_x3 and self._settings.high_window > 1 else ()
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
         """D_t = X1 + X2 + X3, and B_bad and B_high after it: X2 and X3 never see a group that was born in this step."""
@@ -199,7 +208,3 @@ def prompt_ids(groups: Iterable[GroupStat]) -> set[str]:
 
 def group_ids(groups: Iterable[GroupStat]) -> tuple[str, ...]:
     return tuple(stat.group_id for stat in groups)
-
-
-def make_composer(settings: AlgorithmConfig) -> Bapo:
-    return Bapo(settings)

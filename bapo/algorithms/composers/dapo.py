@@ -12,19 +12,19 @@ Does not use: c1, c2, c3, X2, X3, `online_filter`.
 
 from __future__ import annotations
 
-from bapo.algorithms.composer import AssemblyView, Decision, NeedMore, Reason, Rng, whole_groups
-from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng, whole_groups
+from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.filters import why_left_out
 from bapo.algorithms.reward_levels import is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat
 
 
-class Dapo(FreshOnly):
-    name = "dapo"
+class Dapo(Composer):
+    """The composer `dapo`."""
 
-    def __init__(self, settings: AlgorithmConfig) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: AlgorithmConfig, own: Composer.Settings | None = None) -> None:
+        super().__init__(settings, own)
         self.max_rounds = settings.max_rounds
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision | NeedMore:
@@ -45,7 +45,3 @@ class Dapo(FreshOnly):
             reasons[stat.group_id] = Reason.INFORMATIVE if place < wanted else Reason.SURPLUS
         x1 = [stat.group_id for stat in informative.values()][:wanted]
         return Decision(items=whole_groups(x1), r_tot=r_tot_of(self._settings, view), reasons=reasons)
-
-
-def make_composer(settings: AlgorithmConfig) -> Dapo:
-    return Dapo(settings)

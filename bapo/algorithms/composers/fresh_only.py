@@ -1,29 +1,11 @@
-"""What composers share that train fresh groups and never ask a prompt again."""
+"""What composers share that train fresh groups."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import filtered_fresh
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward
-from bapo.core.types import HardPrompt
-
-
-class FreshOnly:
-    """Base of composers without B_bad: holds the settings, re-evaluates nothing."""
-
-    prompts_once = True
-    max_rounds = 1
-
-    def __init__(self, settings: AlgorithmConfig) -> None:
-        self._settings = settings
-
-    def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
-    ) -> tuple[str, ...]:
-        return ()
 
 
 def on_policy(settings: AlgorithmConfig, view: AssemblyView, rng: Rng) -> Decision:

@@ -7,18 +7,13 @@ Does not use: c1, c2, c3, X2, X3.
 
 from __future__ import annotations
 
-from bapo.algorithms.composer import AssemblyView, Decision, Rng
-from bapo.algorithms.composers.fresh_only import FreshOnly, on_policy
-from bapo.algorithms.settings import AlgorithmConfig
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, Rng
+from bapo.algorithms.composers.fresh_only import on_policy
 
 
-class Grpo(FreshOnly):
-    name = "grpo"
+class Grpo(Composer):
+    """The composer `grpo`."""
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
         """D_t = X1."""
         return on_policy(self._settings, view, rng)
-
-
-def make_composer(settings: AlgorithmConfig) -> Grpo:
-    return Grpo(settings)

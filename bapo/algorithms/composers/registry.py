@@ -1,32 +1,21 @@
-"""Find the composer that the config names: `bapo/algorithms/composers/<name>.py`, its function
-`make_composer(settings)`."""
+"""Make the composer that the config names."""
 
 from __future__ import annotations
 
-from typing import cast
-
 from bapo.algorithms.composer import Composer
+from bapo.algorithms.methods import COMPOSER, own_settings
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.core.errors import ConfigError, did_you_mean
-from bapo.core.plugins import plugin, plugin_names
-
-FACTORY = "make_composer"
 
 
 def load_composer(settings: AlgorithmConfig) -> Composer:
-    """The composer `settings.name`, made from the settings.
+    """The composer `settings.composer` with its own settings.
 
-    Raises: ConfigError when no file of this folder has that name and a `make_composer`.
+    Raises: ConfigError if there is none of that name, or one of its settings is wrong.
     """
-    known = composer_names()
-    if settings.name not in known:
-        raise ConfigError(
-            f"algorithm.name = {settings.name!r}: unknown composer{did_you_mean(settings.name, known)}; "
-            f"use one of {', '.join(known)}, or add bapo/algorithms/composers/{settings.name}.py with a {FACTORY}"
-        )
-    return cast(Composer, getattr(plugin(__package__, settings.name), FACTORY)(settings))
+    kind: type[Composer] = COMPOSER.find(settings.composer)
+    return kind(settings, own_settings(COMPOSER, kind.Settings, settings.options))
 
 
 def composer_names() -> tuple[str, ...]:
-    """Names of the modules of this folder that make a composer, sorted."""
-    return plugin_names(__package__, FACTORY)
+    """Names of all that are shipped, sorted."""
+    return COMPOSER.names()

@@ -9,16 +9,18 @@ those success counts), and a run that was killed asks for the same ones.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any
 
 import msgpack
 import numpy as np
 from msgpack.exceptions import UnpackException
 from numpy.typing import NDArray
 
+from bapo.algorithms.methods import Method
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.success_counts import SuccessCounts
 
@@ -56,57 +58,43 @@ class PromptPool:
             ) from error
 
 
-class PromptSelector(Protocol):
+class PromptSelector(Method, ABC):
     """One rule. Deterministic: the same seed, success counts and step give the same proposal."""
 
-    name: str
+    learns = True
+    """The buffer keeps for it what groups gave."""
+    embeds = False
+    """It needs `PromptPool.embed`: the learner makes embeddings before its first step."""
+    _own: Any
+
+    def __init__(self, own: Any, pool: PromptPool, *, seed: int, batch_size: int) -> None:
+        """`own`: its Settings; `batch_size`: B. Raises: ConfigError if the pool is without what it needs."""
+        self._own, self._pool, self._seed, self._batch_size = own, pool, seed, batch_size
 
     def references(self, step: int) -> Indices:
-        """Prompts sampled only to be measured, before `propose(step, ...)`; empty for most rules."""
-        ...
+        """Prompts sampled only to be measured, before `propose(step, ...)`; by default none."""
+        del step
+        return np.empty(0, dtype=np.int64)
 
     def observe_references(self, step: int, success_counts: SuccessCounts) -> None:
         """What they gave; a reference whose group failed for good is missing."""
-        ...
 
+    @abstractmethod
     def propose(self, step: int, n: int) -> Indices:
         """[min(n, N)] different prompts, best first: the first of a longer proposal are the shorter one.
 
         The first B become the step's requests; those after them replace requests that failed for good.
         """
-        ...
 
     def observe(self, success_counts: SuccessCounts) -> None:
         """What the fresh groups of one more step gave. A prompt that failed for good is missing."""
-        ...
 
     def state(self) -> State:
-        """The state of the selector."""
-        ...
-
-    def restore(self, state: State) -> None:
-        """Restore a state. Raises: ConfigError if it is of another selector or pool."""
-        ...
-
-
-class Stateless:
-    """Base of selectors without state."""
-
-    def references(self, step: int) -> Indices:
-        del step
-        return np.empty(0, dtype=np.int64)
-
-    def observe_references(self, step: int, success_counts: SuccessCounts) -> None:
-        """Nothing to learn."""
-
-    def observe(self, success_counts: SuccessCounts) -> None:
-        """Nothing to learn."""
-
-    def state(self) -> State:
+        """The state of the selector; by default none."""
         return {}
 
     def restore(self, state: State) -> None:
-        """Nothing to take."""
+        """Restore a state. Raises: ConfigError if it is of another selector or pool."""
 
 
 def restored(state: State, name: str, like: Floats) -> Floats:

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.selectors.base import Indices, PromptPool, Stateless
-from bapo.algorithms.selectors.settings import SelectorConfig
-
-LEARNS = False
+from bapo.algorithms.selectors.base import Indices, PromptSelector
 
 
-class Uniform(Stateless):
+class Uniform(PromptSelector):
     """Step h takes the prompts at the cursors (h - 1) B .. h B - 1."""
 
-    name = "uniform"
-
-    def __init__(self, num_prompts: int, *, seed: int, batch_size: int) -> None:
-        self._num, self._seed, self._batch_size = num_prompts, seed, batch_size
-
-    def at(self, cursor: int) -> int:
-        """The prompt of the cursor-th fresh request, from 0."""
-        epoch, place = position(cursor, self._num, self._batch_size)
-        return int(_order(self._seed, epoch, self._num)[place])
+    learns = False
 
     def propose(self, step: int, n: int) -> Indices:
         """The step's prompts, then those of the same epoch that come after them, then those before."""
-        epoch, start = position((step - 1) * self._batch_size, self._num, self._batch_size)
-        return np.roll(_order(self._seed, epoch, self._num), -start)[:n]
+        epoch, start = position((step - 1) * self._batch_size, len(self._pool), self._batch_size)
+        return np.roll(_order(self._seed, epoch, len(self._pool)), -start)[:n]
 
 
-def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Uniform:
-    del settings
-    return Uniform(len(pool), seed=seed, batch_size=batch_size)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOrder:
+    """The same order, by cursor."""
+
+    num_prompts: int
+    seed: int
+    batch_size: int
+
+    def at(self, cursor: int) -> int:
+        """The prompt of the cursor-th fresh request, from 0."""
+        epoch, place = position(cursor, self.num_prompts, self.batch_size)
+        return int(_order(self.seed, epoch, self.num_prompts)[place])
 
 
 @lru_cache(maxsize=4)

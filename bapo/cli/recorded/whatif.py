@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.cli.arguments import Run, open_run, say
 from bapo.cli.buffer.target import AsJson, make_console, print_json
 from bapo.config.load import diff, load_resolved
@@ -79,7 +80,7 @@ def simulate(
         result.simulated,
         batch_size=result.config.algorithm.batch_size,
         changed=bool(result.changes),
-        has_window=result.config.algorithm.reuses_by_window,
+        has_window="c2" in load_composer(result.config.algorithm).decides_by,
         num_rows=rows,
     )
     console.print("\n".join(map(plain, _head(result))), markup=False)

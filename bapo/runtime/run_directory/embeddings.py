@@ -22,7 +22,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 
 def embeddings_path(config: Config, run: RunDirectory) -> Path:
     """The configured file, or that of the run."""
-    given = config.selector.embeddings
+    given = config.selector.get("embeddings")
     return run.path / "prompt_embeddings.npz" if given is None else Path(given)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from bapo import TAKES_COLUMNS
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
+from bapo.core.user_code import load_function
 from bapo.tasks.base import columns_of
-from bapo.tasks.user_functions import call_with, load_function, settled
+from bapo.tasks.user_functions import call_with, settled
 
 PARAMETERS_OF = {"completions": "TRL", "solution_str": "verl", "data_source": "verl"}
 """Names that only functions of other frameworks have."""

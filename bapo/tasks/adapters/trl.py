@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from bapo.core.types import Prompt
+from bapo.core.user_code import load_function
 from bapo.tasks.base import ASSISTANT, columns_of, conversation_of
-from bapo.tasks.user_functions import call_with, load_function, settled
+from bapo.tasks.user_functions import call_with, settled
 
 GRADES_GROUPS = True
 """The function is called with all completions of a prompt together."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bapo.core.types import Prompt
+from bapo.core.user_code import load_function
 from bapo.tasks.base import columns_of
-from bapo.tasks.user_functions import call_with, load_function, settled
+from bapo.tasks.user_functions import call_with, settled
 
 DEFAULT_FUNCTION = "compute_score"
 

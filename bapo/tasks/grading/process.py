@@ -30,13 +30,13 @@ import msgpack
 from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
+from bapo.core.user_code import place_of
 from bapo.runtime.process import watch_parent
 from bapo.runtime.standard_streams import never_fail_to_print
 from bapo.tasks.base import ROW, GradesGroups, LoadsReward, Task
 from bapo.tasks.guard import share_of
 from bapo.tasks.registry import expert_of, load_task, with_reward
 from bapo.tasks.rewards import load_reward
-from bapo.tasks.user_functions import place_of
 
 LENGTH = struct.Struct("<I")
 STDERR = 2

@@ -391,7 +391,7 @@ def image_problem(config: Config, *, shown: bool) -> str:
     has_vllm = config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is not None
     if reads and has_vllm and (missing := missing_package()):
         return f"model.path: {path} is a vision-language model: {missing}"
-    if shown and needs_embeddings(config.algorithm.selector) and config.selector.embeddings is None:
+    if shown and needs_embeddings(config.algorithm.selector) and config.selector.get("embeddings") is None:
         return (
             f"algorithm.selector = {config.algorithm.selector!r} embeds the text of prompts, and these have images; "
             "choose another selector, or set selector.embeddings to a file of your own"

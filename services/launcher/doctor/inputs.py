@@ -1,7 +1,7 @@
 """What a run trains on, as digests in RUN/inputs.json: a resume on something else is reported and refused.
 
-    config.toml; files and folders in task.options; prompts of every split; files of the reward and what they import
-    from their folder; files of the model, or the revision of a Hugging Face id
+    config.toml; files and folders in task.options; prompts of every split; files of the reward, composer, selector
+    and loss and what they import from their folder; files of the model, or the revision of a Hugging Face id
 
 Files of the same size and time as before are not read again. Not covered: what a reward reads when it is called.
 """
@@ -106,11 +106,14 @@ def _read(path: Path) -> Inputs | None:
 
 
 def _files(situation: Situation, run: RunDirectory) -> Iterator[tuple[str, Path]]:
-    task, model = situation.config.task, Path(situation.config.model.path)
+    config = situation.config
+    task, model = config.task, Path(config.model.path)
     yield "config", run.config_path
     yield from dict.fromkeys(("data", path) for path in _named_files(task.options))
     names = [name for name in (task.reward, task.options.get("reward"), task.name) if name and ":" in name]
     yield from dict.fromkeys(("reward", path) for name in names for path in _code_files(name))
+    parts = [config.algorithm.composer, config.algorithm.selector, config.loss.name]
+    yield from dict.fromkeys(("method", path) for name in parts if ":" in name for path in _code_files(name))
     if model.is_dir():
         yield from (("model", path) for path in sorted({file for each in WANTED for file in model.glob(each)}))
 

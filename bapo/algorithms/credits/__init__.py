@@ -1,0 +1,1 @@
+"""How responses are credited: one class per file, found by name (`loss.advantage`)."""

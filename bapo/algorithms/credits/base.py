@@ -1,0 +1,53 @@
+"""The interface of advantages: what a response, or each of its tokens, is credited with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.algorithms.methods import Method
+from bapo.core.types import Group
+
+Float64s = NDArray[np.float64]
+
+
+class Advantage(Method, ABC):
+    """By default each token has the advantage of its response: its reward against those of its group (eq. 2)."""
+
+    needs_critic = False
+    """A critic replaces the advantages (section `critic`)."""
+    credits_tokens = False
+    """`credit` gives each token its own."""
+    _own: Any
+
+    def __init__(self, own: Any = None) -> None:
+        """`own`: its Settings; None: their defaults."""
+        self._own = own or self.Settings()
+
+    @classmethod
+    def check(cls, config: Any, own: Any) -> Iterator[str]:
+        """What it declares above leaves no other baseline."""
+        del own
+        loss = config.loss
+        if cls.needs_critic and (loss.advantage_batch_norm or loss.advantage_pool != "mixed"):
+            yield (
+                f"loss.advantage = {loss.advantage} has a critic as baseline and is whitened over the batch; set "
+                "loss.advantage_batch_norm = false and loss.advantage_pool = mixed, or loss.advantage = group"
+            )
+        if cls.credits_tokens and loss.has_own_baseline:
+            yield (
+                f"loss.advantage = {loss.advantage} has the whole group as baseline; set loss.advantage_batch_norm = "
+                "false, loss.advantage_pool = mixed and loss.advantage_pass_k = 1, or loss.advantage = group"
+            )
+
+    @abstractmethod
+    def credit(self, group: Group, rewards: Float64s) -> Float64s:
+        """[T] credit of each token of a group, before it is divided by the deviation of the rewards.
+
+        Args:
+            rewards: [G] as shaped.
+        """

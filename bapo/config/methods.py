@@ -1,0 +1,86 @@
+"""Composer, selector and loss of a config: found, their own settings read, and what they demand of the rest checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from importlib.util import find_spec
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bapo.algorithms.methods import KINDS, Method, MethodSettings
+from bapo.config.check import at_source, explain, read_section
+from bapo.config.layers import Key, preset_names
+from bapo.config.names import MOVED, of_value
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
+from bapo.core.plugins import Kind
+
+
+def with_methods(config: Config, sources: Mapping[Key, str], *, own_files: bool) -> Config:
+    """The config with all settings of its composer, selector and loss.
+
+    Args:
+        sources: key -> layer that set it.
+        own_files: also those of a user's own file. A process of a run leaves them to the process that needs them.
+    Raises: ConfigError with one line per problem.
+    """
+    problems: list[str] = []
+    for kind in KINDS:
+        if not _is_installed(kind) or (":" in _value(config, kind.key) and not own_files):
+            continue
+        own, found = _read(kind, config, sources)
+        problems += found
+        if own is not None:
+            config = _replaced(config, kind.options.split("."), own.model_dump())
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _is_installed(kind: Kind) -> bool:
+    """The buffer's image has no learner."""
+    return find_spec(kind.package.partition(".")[0]) is not None
+
+
+def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[MethodSettings | None, list[str]]:
+    """Its own settings, and one line per problem with them or with what it demands."""
+    name, key = str(_value(config, kind.key)), tuple(kind.key.split("."))
+    try:
+        part: type[Method] = kind.find(name)
+    except ConfigError as error:
+        preset = name.replace("_", "-")
+        is_preset = preset in preset_names()
+        what = f'{kind.key} = "{name}": this is a preset: set preset = "{preset}"' if is_preset else str(error)
+        return None, [at_source(sources.get(key, "default"), f"{what}{of_value(name)}")]
+    at, options = tuple(kind.options.split(".")), _value(config, kind.options)
+    of_others = {name for name in options if name not in part.Settings.model_fields} & _of_any(kind)
+    problems: list[str] = []
+    values = dict(read_section(part.Settings, {k: v for k, v in options.items() if k not in of_others}, at, problems))
+    problems = [at_source(_source(sources, at), problem) for problem in problems]
+    try:
+        own = part.Settings.model_validate(values)
+    except ValidationError as error:
+        return None, problems + explain(error, sources, at)
+    return own, problems + list(part.check(config, own))
+
+
+def _of_any(kind: Kind) -> set[str]:
+    """Settings that every config had once."""
+    return {key.rpartition(".")[2] for key in MOVED.values() if key.rpartition(".")[0] == kind.options}
+
+
+def _source(sources: Mapping[Key, str], at: Key) -> str:
+    return next((source for key, source in reversed(sources.items()) if key[: len(at)] == at), "default")
+
+
+def _value(config: Config, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
+
+
+def _replaced(section: Any, key: list[str], value: Any) -> Any:
+    """The section with this value at that key."""
+    assert isinstance(section, BaseModel)
+    inner = value if len(key) == 1 else _replaced(getattr(section, key[0]), key[1:], value)
+    return section.model_copy(update={key[0]: inner})

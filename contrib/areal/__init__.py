@@ -1,0 +1,1 @@
+"""AReaL's decoupled loss and masks (arXiv 2505.24298)."""

@@ -1,0 +1,1 @@
+"""ARPO's experience replay (arXiv 2505.16282)."""

@@ -1,0 +1,1 @@
+"""Ablations, released code and additional variants of BAPO (docs/paper.md)."""

@@ -1,0 +1,1 @@
+"""Truncated and masked importance sampling against the inference engine (verl, TRL)."""

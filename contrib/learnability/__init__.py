@@ -1,0 +1,1 @@
+"""Prompts by learnability (arXiv 2502.12272)."""

@@ -1,0 +1,1 @@
+"""POPO (arXiv 2606.01281): the youngest informative groups again."""

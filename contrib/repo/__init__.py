@@ -1,0 +1,1 @@
+"""RePO: replay-enhanced policy optimization (arXiv 2506.09340)."""
