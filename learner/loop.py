@@ -24,6 +24,7 @@ from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.types import Batch, Progress
 from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
 from learner.checkpoint import CheckpointWriter
 from learner.diagnostics.gauges import PromptsSeen, show
 from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of
@@ -33,7 +34,6 @@ from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.model.policy import Policy
-from learner.protocols import Records
 from learner.publish_weights import WeightPublisher
 from learner.update.update import Updater
 
@@ -51,7 +51,7 @@ class Learner:
     publisher: WeightPublisher
     checkpoints: CheckpointWriter
     buffer: SharedBuffer
-    records: Records
+    records: RunDirectory
     telemetry: Telemetry
     stop: StopFlag
     alarms: AlarmLog

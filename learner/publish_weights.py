@@ -30,6 +30,7 @@ from bapo.config.tree import Config
 from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.files import storing
+from bapo.transport.rollout_client import RolloutClient
 from learner.canary import canary_tokens, make_canary
 from learner.diagnostics.step_report import Stopwatch
 from learner.distributed.shard_files import FILE_MODE, weights_of
@@ -37,7 +38,6 @@ from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World
 from learner.model.file_format import converts_singly, file_shapes, file_tensors
 from learner.model.policy import Policy
-from learner.protocols import Fleet
 from learner.transfer_weights import WeightSender, in_order, make_sender
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,14 @@ class WeightPublisher:
     """Publishes weights to the workers and tracks what they have."""
 
     def __init__(
-        self, *, config: Config, policy: Policy, world: World, folder: Path, fleet: Fleet | None, rollback: bool = False
+        self,
+        *,
+        config: Config,
+        policy: Policy,
+        world: World,
+        folder: Path,
+        fleet: RolloutClient | None,
+        rollback: bool = False,
     ) -> None:
         """`fleet`: None on ranks other than 0. `rollback`: the first update may be older than the workers' weights."""
         self._config = config

@@ -60,7 +60,6 @@ from learner.export import check_export, export_last
 from learner.loop import Learner
 from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
-from learner.protocols import Buffer, Fleet
 from learner.publish_weights import WeightPublisher
 from learner.update.critic import load_critic
 from learner.update.update import Updater
@@ -84,8 +83,8 @@ ADVICE_OF_TORCH = " If reserved but unallocated memory"
 class Peers:
     """The services that rank 0 uses."""
 
-    buffer: Buffer
-    fleet: Fleet
+    buffer: BufferClient
+    fleet: RolloutClient
 
 
 def train(flags: Flags) -> None:

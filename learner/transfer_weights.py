@@ -34,8 +34,8 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, UnavailableError
 from bapo.core.types import Canary, WeightTransfer
 from bapo.transport.ipc_handles import closed_handle
+from bapo.transport.rollout_client import RolloutClient
 from learner.distributed.nccl import NcclGroup, make_unique_id
-from learner.protocols import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class WeightSender:
 
     backend: Literal["nccl", "ipc"]
 
-    def __init__(self, fleet: Fleet, *, timeout_s: float, ranks_per_worker: int = 1) -> None:
+    def __init__(self, fleet: RolloutClient, *, timeout_s: float, ranks_per_worker: int = 1) -> None:
         """`timeout_s`: longest time of a transfer."""
         self._fleet = fleet
         self._timeout_s = timeout_s
@@ -184,7 +184,7 @@ class NcclSender(WeightSender):
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: RolloutClient,
         *,
         timeout_s: float,
         ranks_per_worker: int = 1,
@@ -293,7 +293,7 @@ class IpcSender(WeightSender):
 
     backend = "ipc"
 
-    def __init__(self, fleet: Fleet, *, timeout_s: float, device: torch.device) -> None:
+    def __init__(self, fleet: RolloutClient, *, timeout_s: float, device: torch.device) -> None:
         super().__init__(fleet, timeout_s=timeout_s)
         self._gpu = str(torch.cuda.get_device_properties(device).uuid)
         self._copies: list[Tensor] = []
@@ -334,7 +334,7 @@ def _sent_as(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
-def make_sender(config: Config, fleet: Fleet, device: torch.device) -> WeightSender | None:
+def make_sender(config: Config, fleet: RolloutClient, device: torch.device) -> WeightSender | None:
     """The sender of the configuration, on rank 0; None: files only. Raises: ConfigError."""
     backend, timeout_s = backend_of(config, device), config.rollout.sync_timeout_s
     if backend == "ipc":

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bapo.core.types import Progress
+from bapo.transport.buffer_client import BufferClient
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
-from learner.protocols import Buffer
 
 WANTED, NOT_WANTED = b"1", b"0"
 STILL_WAITING = b"."
@@ -22,7 +22,7 @@ class StoppedTogether(Stopped):
 class SharedBuffer:
     """Rank 0 requests batches and shares them with every rank; only rank 0 changes the buffer."""
 
-    def __init__(self, buffer: Buffer | None, world: World, stop: StopFlag) -> None:
+    def __init__(self, buffer: BufferClient | None, world: World, stop: StopFlag) -> None:
         """`buffer`: None on ranks other than 0."""
         self._buffer = buffer
         self._world = world
@@ -43,7 +43,7 @@ class SharedBuffer:
             if on_wait is not None:
                 on_wait(reason)
 
-        def fetch(buffer: Buffer) -> bytes | memoryview:
+        def fetch(buffer: BufferClient) -> bytes | memoryview:
             with self._stop.waiting():
                 return buffer.batch_frame(step, timeout_s=timeout_s, on_wait=relay)
 
@@ -62,7 +62,7 @@ class SharedBuffer:
         )
         return answer == WANTED
 
-    def _from_leader(self, fetch: Callable[[Buffer], bytes | memoryview], doing: str) -> bytes | memoryview:
+    def _from_leader(self, fetch: Callable[[BufferClient], bytes | memoryview], doing: str) -> bytes | memoryview:
         """Run `fetch` on rank 0 and share its result. `doing`: description for the error on the other ranks."""
         if not self._world.leads:
             while (answer := self._world.share(None)) == STILL_WAITING:
@@ -101,6 +101,6 @@ class SharedBuffer:
             self._leader.resume(step)
 
     @property
-    def _leader(self) -> Buffer:
+    def _leader(self) -> BufferClient:
         assert self._buffer is not None, "only rank 0 calls the buffer service"
         return self._buffer

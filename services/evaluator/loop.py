@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
@@ -23,7 +23,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
 from bapo.tasks.images import keep_images
 from bapo.tasks.registry import extract_of
-from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.buffer_client import BufferClient
 from services.evaluator.majority import MajorityVote, decoder_of
 from services.evaluator.plan import (
     BASE_VERSION,
@@ -43,24 +43,12 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 
 
-class Buffer(Protocol):
-    def progress(self) -> Progress: ...
-
-    def status(self) -> BufferStatus: ...
-
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int: ...
-
-    def collect(self, label: str) -> list[Group]: ...
-
-    def forget(self, label: str) -> None: ...
-
-
 class Evaluator:
     def __init__(
         self,
         config: Config,
         task: Task,
-        buffer: Buffer,
+        buffer: BufferClient,
         run: RunDirectory,
         telemetry: Telemetry,
         *,

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from bapo.algorithms.composer import Composer
 from bapo.config.advice import lower
 from bapo.config.tree import Config
-from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import Purpose
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.buffer_client import BufferClient, BufferStatus
 from bapo.transport.messages import ExtraRound
 from services.scheduler.plan import FreshPlan, due_round, first_call, reevaluation_requests
 from services.scheduler.proposals import Proposals
@@ -30,27 +29,13 @@ REFERENCE_POLL_S = 0.2
 """The same while reference prompts are being sampled, which the requests of a step wait for."""
 
 
-class Buffer(Protocol):
-    def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress: ...
-
-    def status(self) -> BufferStatus: ...
-
-    def enqueue(
-        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
-    ) -> int: ...
-
-    def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]: ...
-
-    def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None: ...
-
-
 class Scheduler:
     def __init__(
         self,
         config: Config,
         plan: FreshPlan,
         composer: Composer,
-        buffer: Buffer,
+        buffer: BufferClient,
         telemetry: Telemetry,
         *,
         proposals: Proposals | None = None,

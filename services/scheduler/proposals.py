@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.runtime.run_directory.embeddings import embeddings_path, read_embeddings
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
-from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.buffer_client import BufferClient
 
 log = logging.getLogger(__name__)
 
@@ -38,29 +38,15 @@ ROUNDS, RANKINGS = "rounds", "rankings"
 """Names of the arrays in a stored state in addition to the selector's own."""
 
 
-class Buffer(Protocol):
-    def status(self) -> BufferStatus: ...
-
-    def enqueue(
-        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
-    ) -> int: ...
-
-    def success_counts(self, after: int, *, limit: int = 64) -> list[SuccessCounts]: ...
-
-    def evaluation_success_counts(self, label: str) -> SuccessCounts: ...
-
-    def forget(self, label: str) -> None: ...
-
-    def selector_state(self) -> tuple[int, int, bytes]: ...
-
-    def keep_selector_state(self, round_: int, through: int, data: bytes) -> None: ...
-
-
 class Proposals:
     """Rankings of prompts, round by round; round h is that of step h."""
 
     def __init__(
-        self, config: Config, prompts: Sequence[Prompt], make_selector: Callable[[], PromptSelector], buffer: Buffer
+        self,
+        config: Config,
+        prompts: Sequence[Prompt],
+        make_selector: Callable[[], PromptSelector],
+        buffer: BufferClient,
     ) -> None:
         """`make_selector` creates an untrained selector."""
         self._config, self._prompts, self._buffer, self._make = config, prompts, buffer, make_selector
@@ -200,7 +186,9 @@ class Proposals:
         self._kept = self._round
 
 
-def make_proposals(config: Config, prompts: Sequence[Prompt], pool: PromptPool, buffer: Buffer) -> Proposals | None:
+def make_proposals(
+    config: Config, prompts: Sequence[Prompt], pool: PromptPool, buffer: BufferClient
+) -> Proposals | None:
     """Proposals of the configured selector; None if it is not adaptive. Raises: ConfigError for an unsuitable pool."""
     name = config.algorithm.selector
     if not learns(name):
