@@ -1,8 +1,8 @@
 """An engine without a model: the whole pipeline runs on it in seconds, deterministically.
 
-Every draw depends only on (seed, prompt, purpose, clock), by a counter-based generator, so two runs, two workers or a
-plain loop over `ScriptedPolicy` give the same groups. The clock is the policy version, or the request's step where the
-result must not depend on the version that samples.
+Every draw depends only on (seed, prompt, purpose, clock, tokens so far), by a counter-based generator, so two runs, two
+workers or a plain loop over `ScriptedPolicy` give the same groups. The clock is the policy version, or the request's
+step where the result must not depend on the version that samples.
 
 Each prompt has a fixed difficulty in [0, 1]; the skill rises with the clock, so hard prompts become solvable:
 
