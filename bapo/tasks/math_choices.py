@@ -48,7 +48,8 @@ _NO_SIGNS = re.compile(r"(?<!\\)\\[,;:! ]|\{,\}|(?<=\d),(?=\d{3}(?!\d))")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _DIGIT_IN_TEXT = re.compile(r"(?<![A-Za-z^_{\d.])\d")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_FOREIGN = re.compile(r"\d[^\dA-Za-z\\]*[\u0400-\u2000\u2E80-\uFFFF]+[^\dA-Za-z\\]*\d")
+# Possessive, and the first part without the letters of the second: else cubic in the length of a foreign text.
+_FOREIGN = re.compile(r"\d[^\dA-Za-z\\\u0400-\u2000\u2E80-\uFFFF]*+[\u0400-\u2000\u2E80-\uFFFF][^\dA-Za-z\\]*+\d")
 
 
 def choice_of(plain: str) -> tuple[str, str] | None:

@@ -39,6 +39,8 @@ BOXED = "\\boxed{{answer}}"
 QUESTION = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
 MAX_CHARS = 1_000
 """Of a response's answer: sympy may take minutes for what is longer, and no answer of the usual sets is."""
+SHORT_CHARS = 100
+"""Of a response's answer whose text is compared here; a longer one in a copy, whose start takes some milliseconds."""
 
 PLACES = 60
 """Digits of an exact number next to which a decimal is compared."""
@@ -118,7 +120,7 @@ def boxed(prompt: Prompt, text: str) -> float:
     found = last_box(text)
     if found is None or len(found) > MAX_CHARS:
         return 0.0
-    return float(any(_is_same(gold, found, text) for gold in golds))
+    return float(any(_is_same(gold, found) for gold in golds))
 
 
 def _golds(prompt: Prompt) -> list[str]:
@@ -136,30 +138,36 @@ def last_box(text: str) -> str | None:
     return written_answer(BOXED, text)
 
 
-def _is_same(gold: str, found: str, response: str) -> bool:
-    by_text = decided(gold, found)
-    if by_text is not None or not found:
-        return bool(by_text)
+def _is_same(gold: str, found: str) -> bool:
+    if not found:
+        return False
+    if len(found) <= SHORT_CHARS and (by_text := decided(gold, found)) is not None:
+        return by_text
     _warm_up()
     said = guard.in_copy(_verify(gold, found))
-    if not said.values or not said.values[0]:
+    if said.values and not any(said.values[1:2]):
         raise ValueError(f"the answer {gold!r:.200} of the data set cannot be read as mathematics")
     if not said.ended:
         guard.busy(found)
-    return said.values[1:] == (1,)
+    return said.values[2:] == (1,)
 
 
 @cache
 def _warm_up() -> None:
     """Import and compile here what every copy would need a second for; only graders do."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of the missing timeout
-    assert list(_verify("x+1", "1+x")) == [True, True]
+    assert list(_verify("x+1", "1+x")) == [True, True, True]
 
 
 def _verify(gold: str, found: str) -> Iterator[bool]:
-    """Whether the gold answer can be read; then whether the response's is the same."""
+    """True once the texts are compared; whether the gold answer can be read; whether the response's is the same."""
     from math_verify import verify
 
+    by_text = decided(gold, found) if len(found) > SHORT_CHARS else None
+    yield True
+    if by_text is not None:
+        yield from (True, by_text)
+        return
     right = _expressions(spelled(gold, found))
     yield bool(right)
     theirs = _expressions(spelled(found, gold))

@@ -1,12 +1,14 @@
 r"""The reward of mathematics: the last \boxed{...} against the answer of the row."""
 
 import os
+import re
 import threading
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from bapo.tasks import mathematics
 from bapo.tasks.base import make_prompt
 from bapo.tasks.guard import share_of
 from bapo.tasks.mathematics import boxed, last_box
@@ -137,6 +139,13 @@ def test_a_response_that_keeps_the_verifier_busy_is_incorrect_in_its_share_of_th
     with share_of(4.0, 1):
         assert boxed(_prompt("x+1"), f"\\boxed{{{BOMBS[name]}}}") == 0.0
     assert os.times().children_user - before < 3.0
+
+
+def test_a_long_text_that_keeps_the_comparison_of_texts_busy_is_incorrect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mathematics, "decided", lambda gold, found: re.search("(x+x+)+y", "x" * 60) is not None)
+    with share_of(1.0, 1) as busy:
+        assert boxed(_prompt("5"), f"\\boxed{{{'x' * 101}}}") == 0.0
+    assert len(busy) == 1
 
 
 def test_an_answer_of_the_data_set_that_keeps_it_busy_is_an_error() -> None:

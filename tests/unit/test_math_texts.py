@@ -170,6 +170,8 @@ LONG = {
     "equations": "=5" * 300,
     "parentheses": "(" * 900,
     "an exponent": "1e" + "9" * 900,
+    "a foreign text": "1" + "\u4e00" * 990,
+    "foreign texts": "1\u4e00\u3000" * 300,
 }
 
 
