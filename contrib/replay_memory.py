@@ -30,11 +30,13 @@ class ShareSettings(Composer.Settings):
 class ReplaysShare(Composer):
     """Base of composers that replay a share of B."""
 
-    Settings = ShareSettings
-    _own: ShareSettings
+    class Settings(ShareSettings):
+        """Those of the share."""
+
+    _own: Settings
 
     @classmethod
-    def check(cls, config: Any, own: ShareSettings) -> Iterator[str]:
+    def check(cls, config: Any, own: Settings) -> Iterator[str]:
         size = config.algorithm.batch_size
         if own.last_step is not None and own.last_step < own.first_step:
             yield (

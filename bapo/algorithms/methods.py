@@ -58,8 +58,8 @@ class MethodSettings(Frozen):
 class Method:
     """A part of a method."""
 
-    Settings = MethodSettings
-    """Its own settings; a nested class."""
+    class Settings(MethodSettings):
+        """Its own settings."""
 
     @classmethod
     def check(cls, config: Any, own: Any) -> Iterator[str]:

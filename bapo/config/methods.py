@@ -72,7 +72,7 @@ def _of_any(kind: Kind) -> set[str]:
 
 
 def _source(sources: Mapping[Key, str], at: Key) -> str:
-    return next((source for key, source in reversed(sources.items()) if key[: len(at)] == at), "default")
+    return next((source for key, source in reversed(list(sources.items())) if key[: len(at)] == at), "default")
 
 
 def _value(config: Config, key: str) -> Any:

@@ -69,7 +69,11 @@ class BalancedClip(PolicyLoss):
     """The loss `balanced_clip`; before fitting, its bounds are the start of the search."""
 
     whole_minibatch = True
-    Settings = SearchSettings
+
+    class Settings(SearchSettings):
+        """Those of the search."""
+
+    _own: SearchSettings
 
     def __init__(self, settings: LossConfig, own: SearchSettings, bounds: Bounds | None = None) -> None:
         super().__init__(settings, own)

@@ -15,13 +15,13 @@ from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.filters import filtered_fresh
 from bapo.algorithms.randomness import sample_in_order
-from contrib.replay_memory import ReplaysShare, ShareSettings, newest, once_per_prompt, with_fresh
+from contrib.replay_memory import ReplaysShare, newest, once_per_prompt, with_fresh
 
 
 class DotsReplay(ReplaysShare):
     """The composer `dots`."""
 
-    class Settings(ShareSettings):
+    class Settings(ReplaysShare.Settings):
         """Of its memory."""
 
         capacity: int | None = Field(512, ge=1)

@@ -19,7 +19,7 @@ from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_
 from bapo.algorithms.composers.fresh_only import on_policy, r_tot_of, unused
 from bapo.algorithms.filters import filtered_fresh
 from bapo.algorithms.randomness import sample_in_order
-from contrib.replay_memory import ReplaysShare, ShareSettings, with_fresh
+from contrib.replay_memory import ReplaysShare, with_fresh
 
 
 class Remix(ReplaysShare):
@@ -27,7 +27,7 @@ class Remix(ReplaysShare):
 
     prompts_once = False
 
-    class Settings(ShareSettings):
+    class Settings(ReplaysShare.Settings):
         """And how far back it looks."""
 
         window: int = Field(2, ge=1)
@@ -36,7 +36,7 @@ class Remix(ReplaysShare):
     _own: Settings
 
     @classmethod
-    def check(cls, config: Any, own: Settings) -> Iterator[str]:
+    def check(cls, config: Any, own: Any) -> Iterator[str]:
         yield from super().check(config, own)
         ends = {
             "algorithm.options.last_step": own.last_step,
