@@ -177,7 +177,9 @@ class Sampler:
         return True
 
     def _must_wait(self, work: _Work) -> bool:
-        return bool(self._sampling) and not self._stopping and time.monotonic() < work.latest
+        if self._stopping or work.future.cancelled() or time.monotonic() >= work.latest:
+            return False
+        return not all(future.cancelled() for future in self._sampling.values())
 
     def _step(self, engine: Engine) -> None:
         self._step_began = self._busy_at = time.monotonic()

@@ -383,9 +383,9 @@ class Worker:
 
 
 def _update_wait_s(config: Config) -> float:
-    """Longest wait of new weights for the calls in the engine. Paused responses would wait for the new weights."""
-    rollout = config.rollout
-    if config.cadence.max_steps_ahead == 0 or rollout.generation_budget is not None:
+    """Longest wait of new weights for the calls in the engine; 0 where a step, or a paused response, waits for them."""
+    rollout, cadence = config.rollout, config.cadence
+    if cadence.max_steps_ahead == 0 or cadence.wait_for_reevaluation or rollout.generation_budget is not None:
         return 0.0
     return min(rollout.update_wait_s, rollout.sync_timeout_s / 2)
 

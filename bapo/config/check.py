@@ -123,6 +123,7 @@ def _wanted(annotation: Any) -> str:
 def _nearest(key: Key, section: type[BaseModel]) -> str:
     """A hint for an unknown key: the key for another framework's name, a similar key in its section, or the same name
     in another section."""
+    key = (*key[:-1], key[-1].replace("-", "_"))  # TRL's command line takes both
     if advice := advice_for(key):
         return f"; {advice}"
     near = difflib.get_close_matches(key[-1], section.model_fields, n=1)

@@ -99,7 +99,8 @@ ADVICE = (
     Advice("not there: sampling is not constrained by a grammar; check the form in the reward",
            "vllm_structured_outputs_regex"),
     Advice("not supported: tools and conversations of several turns",
-           "max_tool_calling_iterations", "*.multi_turn.* *.rollout.agent.* data.tool_config_path"),
+           "max_tool_calling_iterations tools environment_factory rollout_func",
+           "*.multi_turn.* *.rollout.agent.* data.tool_config_path"),
     # -- data
     Advice("not there: every epoch is a new permutation by run.seed; algorithm.selector chooses prompts otherwise",
            "shuffle_dataset train_sampling_strategy length_column_name", "data.shuffle data.sampler.* "

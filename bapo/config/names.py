@@ -144,7 +144,9 @@ _ADVICE = {
     '"batch" is not there',
     "epsilon": "use loss.clip_low and, unless epsilon_high is set, loss.clip_high",
     "per_device_train_batch_size": "use algorithm.batch_size, in prompts: "
-    "per_device_train_batch_size x devices x gradient_accumulation_steps / num_generations",
+    "per_device_train_batch_size x devices x steps_per_generation / num_generations, where steps_per_generation is "
+    "gradient_accumulation_steps unless it is set",
+    "generation_batch_size": "use algorithm.batch_size, in prompts: generation_batch_size / num_generations",
     "steps_per_generation": "use learner.minibatch_size, in prompts: algorithm.batch_size x "
     "gradient_accumulation_steps / steps_per_generation; null: one update per batch",
     "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
@@ -160,6 +162,10 @@ _ADVICE = {
     "vllm_mode": _ALWAYS_VLLM,
     "use_peft": _NO_LORA,
     "peft_config": _NO_LORA,
+    "lora_r": _NO_LORA,
+    "lora_alpha": _NO_LORA,
+    "load_in_4bit": _NO_LORA,
+    "load_in_8bit": _NO_LORA,
 }
 """Names of TRL -> what to write, where the name of our key does not say it."""
 

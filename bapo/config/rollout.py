@@ -49,8 +49,9 @@ class RolloutConfig(Frozen):
     and old keys and values. New prompts never use old blocks, and log-probs are those of sampling in both."""
     update_wait_s: float = Field(2.0, ge=0, le=MAX_SECONDS)
     """Seconds that new weights wait for the responses in flight, which then end with the weights that began them, and
-    whose KV cache is not computed again; new requests wait too. Only with `cadence.max_steps_ahead` >= 1, where no step
-    needs the new weights at once, for weights that travel as files, and without a `generation_budget`. 0: no wait."""
+    whose KV cache is not computed again; new requests wait too. Only with `cadence.max_steps_ahead` >= 1 and
+    without `cadence.wait_for_reevaluation`, where no step needs the new weights at once, for weights that travel as
+    files, and without a `generation_budget`. 0: no wait."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments (vLLM: EngineArgs)."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)

@@ -333,6 +333,19 @@ def _tell_of_lists(source: str, prompts: Iterable[Prompt]) -> None:
         )
 
 
+def _require_no_fields(row: Row, column: str, columns: Columns) -> None:
+    """Raises: ConfigError for an answer that is compared as text, and that no response can equal."""
+    if columns.by_text and _has_fields(row.get(column)):
+        raise ConfigError(
+            f"{row.where}: column {column!r} is {str(row.get(column))[:60]}, with fields, so no response can equal it; "
+            f"take one, task.options.answer_column = {column + '.FIELD'!r}, or write a reward (docs/your_task.md)"
+        )
+
+
+def _has_fields(answer: Any) -> bool:
+    return isinstance(answer, Mapping) or (isinstance(answer, list) and any(map(_has_fields, answer)))
+
+
 def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
     """What the model reads."""
     return prompt.text, tuple(prompt.images)
@@ -365,6 +378,7 @@ def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence
         )
     if not row.has(column):
         raise ConfigError(f"{row.where}: column {column!r} is missing or null: no answer. It has {list(row.values)}")
+    _require_no_fields(row, column, columns)
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)

@@ -200,6 +200,12 @@ def test_an_update_waits_no_longer_than_it_may_for_a_call_that_does_not_end() ->
     endless = generate(sampler, "endless")
     sampler.call(set_version(2), wait_s=0.2).result(timeout=10.0)
     assert (endless.done(), sampler.policy_version) == (False, 2)
-    waiting = sampler.call(set_version(3), wait_s=3600.0)
+    sampler.call(set_version(3), wait_s=3600.0).cancel()
+    assert sampler.call(lambda engine: engine.policy_version).result(timeout=10.0) == 2  # a cancelled one holds nothing
+    sampler.call(set_version(3), wait_s=3600.0)
+    endless.cancel()  # whoever asked for it has hung up
+    assert sampler.call(lambda engine: engine.policy_version).result(timeout=10.0) == 3
+    generate(sampler, "endless too")
+    waiting = sampler.call(set_version(4), wait_s=3600.0)
     assert sampler.stop(5.0)
     waiting.result(timeout=10.0)  # the end of the thread does not wait for the call

@@ -228,7 +228,10 @@ def test_an_override_of_another_form_is_refused(tokens: list[str], message: str)
         (["--loss.advantage_norm", "true"], "must be center or pop_var or std_ddof1"),
         (["--use_vllm", "true"], "always on"),
         (["--report_to", "wandb"], "use tracking.to"),
-        (["--per_device_train_batch_size", "8"], "in prompts"),
+        (["--per_device_train_batch_size", "8"], "x steps_per_generation / num_generations"),
+        (["--generation_batch_size", "64"], "in prompts: generation_batch_size / num_generations"),
+        (["--num-generations", "8"], "algorithm.group_size"),
+        (["--environment_factory", "x"], "not supported: tools"),
         (["--eval_strategy", "steps"], "use evaluation.every"),
     ],
 )

@@ -63,6 +63,11 @@ def train(
     """
     flags = [*(["--quiet"] if quiet else []), *(["--verbose"] if verbose else [])]
     if resume is not None:
+        if dry_run:
+            raise ConfigError(
+                f"--dry-run checks a new run, and would start nothing of {resume}; see where it stands with: bapo "
+                f"status {resume}"
+            )
         flags += ["--accept-changes"] if accept_changes else []
         _resume(resume, [*(config or []), *(["--free-ports"] if free_ports else [])], flags)
     if accept_changes:

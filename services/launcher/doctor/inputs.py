@@ -83,7 +83,7 @@ def check_inputs(situation: Situation, run: RunDirectory, *, accepts: bool) -> s
         listed = "\n".join(f"  {what}" for what in changed)
         if not accepts:
             raise ConfigError(
-                f"run {run.path} trained {step} steps on something else:\n{listed}\n"
+                f"what run {run.path} trains on has changed since it began:\n{listed}\n"
                 "undo the changes, start a new run, or continue with bapo train --resume "
                 f"{run.path} --accept-changes"
             )
