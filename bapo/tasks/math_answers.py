@@ -30,14 +30,28 @@ _GAP = (
 _NAMES = (
     ("mm", "millimeter millimetre"), ("cm", "centimeter centimetre"), ("dm", "decimeter"), ("m", "meter metre"),
     ("km", "kilometer kilometre"), ("in", "inch inche"), ("ft", "foot feet"), ("yd", "yard"), ("mi", "mile"),
-    ("s", "second sec"), ("min", "minute"), ("h", "hour hr"), ("day", "day"), ("year", "year yr"),
-    ("g", "gram gm"), ("kg", "kilogram"), ("mg", "milligram"), ("lb", "pound"), ("oz", "ounce"),
-    ("l", "liter litre"), ("ml", "milliliter"), ("dollar", "dollar usd"), ("cent", "cent"), ("euro", "euro eur"),
+    ("nm", "nanometer nanometre"), ("nauticalmile", ""), ("lightyear", ""),
+    ("s", "second sec"), ("min", "minute"), ("h", "hour hr"), ("day", "day"), ("week", ""), ("month", ""),
+    ("year", "year yr"), ("decade", ""), ("century", "centurie"), ("millisecond", ""),
+    ("g", "gram gm"), ("kg", "kilogram kilo"), ("mg", "milligram"), ("lb", "pound"), ("oz", "ounce"), ("ton", ""),
+    ("tonne", ""), ("l", "liter litre"), ("ml", "milliliter millilitre"), ("gallon", ""), ("acre", ""),
+    ("hectare", ""), ("bit", ""), ("byte", ""), ("kilobyte", ""), ("megabyte", ""), ("gigabyte", ""), ("terabyte", ""),
+    ("dollar", "dollar usd"), ("cent", "cent"), ("euro", "euro eur"), ("yen", "jpy"), ("yuan", "rmb"), ("rupee", ""),
+    ("percent", ""), ("permille", ""), ("celsius", ""), ("fahrenheit", ""),
     ("degree", "degree deg"), ("rad", "radian"), ("mph", "mph"), ("J", "joule"), ("N", "newton"), ("W", "watt"),
     ("Hz", "hertz"), ("K", "kelvin"), ("V", "volt"), ("A", "ampere amp"), ("mol", "mole"), ("Pa", "pascal"),
-    ("eV", "ev"), ("kJ", "kj"), ("nm", "nm"), ("erg", "erg"), ("T", "tesla"), ("C", "coulomb"),
+    ("eV", "ev"), ("kJ", "kj"), ("erg", "erg"), ("T", "tesla"), ("C", "coulomb"),
 )  # fmt: skip
 _UNITS = {word: short for short, names in _NAMES for word in (short, *names.split())}
+_IN_TEXT = {"pm": "picometer", "picometre": "picometer", "picometer": "picometer", "ha": "hectare", "ly": "lightyear",
+            "nmi": "nauticalmile", "t": "tonne", "ms": "millisecond", "wk": "week", "gal": "gallon", "kB": "kilobyte",
+            "KB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte"}  # fmt: skip
+"""Units in a text only: elsewhere `5pm` is a product."""
+_DEGREES = ({"degree^1", "celsius^1"}, {"degree^1", "fahrenheit^1"})
+_COMPOUND = re.compile(r"\b(nautical|light|per)[\s-]+(?=mile|year|mille|cent\b)", re.IGNORECASE)
+_TEMPERATURE = re.compile(
+    r"(?<=[\d}])\s*(?:\\text\s*\{\s*\})?\s*\^\s*\{?\s*\\circ\s*\}?(?:\s|\\[ ,;:])*+(?:\\[a-z]+\s*\{\s*)?([CF])\s*\}?$"
+)
 _UNIT_WORD = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
 _UNIT_POWER = rf"(?:{_UNIT_WORD})s?(?:\^\{{?-?\d\}}?)?"
 _BARE_UNIT = re.compile(
@@ -49,7 +63,9 @@ _TEXT_UNIT = re.compile(
     rf"{_GAP}(?:/|\\cdot(?![a-z]))?+{_GAP})+)$"
 )
 _MEASURE = re.compile(rf"(?<![\d.])(\d++(?:\.\d++)?)\s*+({_UNIT_WORD})s?(?![A-Za-z])(?:\s*(?:,|and)?\s*)")
-_CURRENCY = {"\\$": "dollar", "€": "euro", "\\euro": "euro", "£": "gbp", "\\pounds": "gbp"}
+# "Pounds" are of money or of mass.
+_CURRENCY = {"\\$": "dollar", "€": "euro", "\\euro": "euro", "£": "lb", "\\pounds": "lb", "¥": "yen", "₹": "rupee",
+             "‰": "permille"}  # fmt: skip
 _CHOICE_BEFORE = re.compile(
     r"\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\([A-J]\)\s*\}?(?:\\[ ,;:]|~|\s|\\q?quad)*(?=\S)"
 )
@@ -68,6 +84,8 @@ _SIGNS = {"\\leq": "<=", "\\leqslant": "<=", "\\le": "<=", "≤": "<=", "\\lt": 
 _BETWEEN = re.compile(r"([^<>=]+)(<=?)([a-zA-Z])(<=?)([^<>=]+)")
 _ONE_SIDED = re.compile(r"([a-zA-Z])([<>]=?)([^<>=]+)|([^<>=]+)([<>]=?)([a-zA-Z])")
 _EXCEPT = re.compile(r"[a-zA-Z]!=([^<>=!,]+)|\\mathbb\{?R\}?(?:\\setminus|\\backslash|-)\\\{([^<>=!,]+)\\\}")
+_OPEN_INFINITY = re.compile(r"\(\s*-\s*\\infty|\\infty\s*(?:\\right)?\s*\)")
+_CLOSED_INFINITY = re.compile(r"\[\s*-\s*(?:\\infty|∞)|(?:\\infty|∞)\s*\]")
 _FRENCH = re.compile(r"([\[\]])([^\[\],]+,[^\[\],]+)([\[\]])")
 
 
@@ -85,19 +103,41 @@ def decided(gold: str, found: str) -> bool | None:
         return by_measures
     if names_another(gold, found) or _equates(found):
         return False
+    if _OPEN_INFINITY.search(gold) and _CLOSED_INFINITY.search(SPACES.sub("", found)):
+        return False
     return _by_numbers(gold, found)
 
 
 def _by_numbers(gold: str, found: str) -> bool | None:
     """Units that differ, numbers, and a set other than an interval."""
+    words = _words_in_texts(gold), _words_in_texts(found)
     (gold_unit, gold), (unit, found) = _units_of(gold, found)
-    if gold_unit and unit and gold_unit != unit:
+    gold_unit, unit = _or_percent(gold_unit, gold), _or_percent(unit, found)
+    if gold_unit and unit:
+        if gold_unit != unit and {gold_unit, unit} not in _DEGREES:
+            return False
+    elif _is_other(words[0], unit) or _is_other(words[1], gold_unit):
         return False
     ours, theirs = number_of(gold), number_of(found)
     if ours is not None and theirs is not None:
         return same_number(ours, theirs)
     brackets = {_brackets(gold), _brackets(found)}
     return False if "set" in brackets and brackets & {"open", "closed"} else None
+
+
+def _words_in_texts(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z]+", " ".join(inner for inner in _WRAPPER.findall(text)))
+
+
+def _or_percent(unit: str, text: str) -> str:
+    return unit or ("percent^1" if text.endswith("%") else "")
+
+
+def _is_other(words: list[str], unit: str) -> bool:
+    """Whether words behind a number, as "apples", are no way to say a known unit; "units" may be any."""
+    powers = {power.partition("^")[0] for power in unit.split()}
+    known = {_known(word) for word in words}
+    return bool(unit and words) and not known & powers and not {"unit", "units"} & set(words)
 
 
 def bare(answer: str) -> str:
@@ -122,7 +162,8 @@ def spelled(answer: str, other: str) -> str:
 
 def _equates(found: str) -> bool:
     """Whether an answer writes two different numbers with an equals sign between them: `5=6`."""
-    sides = [(unit, number_of(text)) for unit, text in map(_unit_of, found.split("="))] if "=" in found else []
+    parts = re.split(r"=|\\equiv(?![a-z])|≡", found)
+    sides = [(unit, number_of(text)) for unit, text in map(_unit_of, parts)] if len(parts) > 1 else []
     values = {(unit, number.without_sign().value) for unit, number in sides if number is not None}
     return len({value for _, value in values}) > 1 and len({unit for unit, _ in values}) == 1
 
@@ -206,6 +247,8 @@ def _unit_of(text: str, *, glued: bool = False) -> tuple[str, str]:
     text = _OLD_FONT.sub(r"\\mathrm{\1}", text)
     if (whole := _WRAPPER.fullmatch(text)) is not None and re.match(r"\s*[\d.+-]", whole[1]):
         text = whole[1].strip()
+    if (match := _TEMPERATURE.search(text)) is not None:
+        return f"{'celsius' if match[1] == 'C' else 'fahrenheit'}^1", text[: match.start()].strip()
     for sign, unit in _CURRENCY.items():
         if text.startswith(sign) or text.endswith(sign):
             return f"{unit}^1", text.removeprefix(sign).removesuffix(sign).strip()
@@ -222,7 +265,9 @@ def _unit_of(text: str, *, glued: bool = False) -> tuple[str, str]:
 
 def _unit(written: str) -> str:
     """`\\text{ square centimeters}` -> "cm^2", "m s^{-1}" -> "m^1 s^-1"; "" for what is not a known unit."""
-    text = _plain(written.replace("\\cdot", "*")).replace("{", "").replace("}", "").replace(" per ", "/")
+    text = _plain(written.replace("\\cdot", "*")).replace("{", "").replace("}", "")
+    text = _COMPOUND.sub(r"\1", re.sub(r"\bmetric\s+tons?\b", "tonne", text)).replace(" per ", "/")
+    text = re.sub(r"\bdeg(?:ree)?s?\s+(?=celsius|fahrenheit)", "", text, flags=re.IGNORECASE)
     text = re.sub(r"\s*([/*])\s*", r"\1", text)
     text = re.sub(r"(?:square|sq\.?)\s+([A-Za-z]+)", r"\1^2", text)
     text = re.sub(r"cubic\s+([A-Za-z]+)", r"\1^3", text).replace("mph", "mi/h")
@@ -239,7 +284,7 @@ def _unit(written: str) -> str:
 def _known(word: str) -> str | None:
     """A word of a unit in its one spelling; None for any other word."""
     small = word.casefold()
-    return _UNITS.get(word) or _UNITS.get(small) or _UNITS.get(small.removesuffix("s"))
+    return _UNITS.get(word) or _IN_TEXT.get(word) or _UNITS.get(small) or _UNITS.get(small.removesuffix("s"))
 
 
 def _brackets(text: str) -> str:

@@ -23,6 +23,7 @@ _GOES_ON = re.compile(
 _OTHER_LETTER = re.compile(
     r"\(\s*([A-Ja-j])\s*\)|(?<![A-Za-z\\'])([A-J])(?![A-Za-z'])|\b(?:or|and|nor)\s+([a-j])(?=\W*$)|[/,]\s*([a-j])(?=\W*$)"
 )
+_DOUBT = re.compile(r"\b(?:alternatively|unsure|or\s+(?:maybe|perhaps|possibly))\b", re.IGNORECASE)
 _ARTICLE = re.compile(r"\s+(?!(?:or|and|nor|is|but|vs)\b)[a-z]")
 
 _SECOND = frozenset((
@@ -46,7 +47,7 @@ _SEVERAL = re.compile(
 _SIGNS = re.compile(r"\\(?:lor|vee|neq?|to|rightarrow|mid|land|wedge|neg|approx|sim)(?![a-z])|[|;?≠∨→]|\\\\|!=|=.*=")
 _NO_SIGNS = re.compile(r"(?<!\\)\\[,;:! ]|\{,\}|(?<=\d),(?=\d{3}(?!\d))")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
-_DIGIT_IN_TEXT = re.compile(r"(?<![A-Za-z^_{\d.])\d")
+_NUMBER_IN_TEXT = re.compile(r"(?<![A-Za-z^_{\d.])\d|\b[IVX]{2,}\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 # Possessive, and the first part without the letters of the second: else cubic in the length of a foreign text.
 _FOREIGN = re.compile(r"\d[^\dA-Za-z\\\u0400-\u2000\u2E80-\uFFFF]*+[\u0400-\u2000\u2E80-\uFFFF][^\dA-Za-z\\]*+\d")
@@ -66,7 +67,9 @@ def named_choice(letter: str, plain: str) -> bool:
     found = choice_of(plain)
     if found is None or found[0] != letter:
         return False
-    return not found[1] or not (_GOES_ON.match(found[1]) or _names_other_letter(letter, found[1]))
+    return not found[1] or not (
+        _GOES_ON.match(found[1]) or _DOUBT.search(found[1]) or _names_other_letter(letter, found[1])
+    )
 
 
 def names_another(gold: str, found: str) -> bool:
@@ -80,7 +83,7 @@ def names_another(gold: str, found: str) -> bool:
         return False
     if new & _JOINS or (_SIGNS.search(found) and not _SIGNS.search(gold)) or _FOREIGN.search(found):
         return True
-    said = [text for text in _TEXT.findall(found) if _DIGIT_IN_TEXT.search(text)]
+    said = [text for text in _TEXT.findall(found) if _NUMBER_IN_TEXT.search(text)]
     return bool(said) and bool(re.search(r"\d", _TEXT.sub("", found))) and not _TEXT.search(gold)
 
 

@@ -31,6 +31,7 @@ from bapo.tasks import dataset, guard
 from bapo.tasks.answer_formats import ANSWER, written_answer
 from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.math_answers import bare, decided, spelled
+from bapo.tasks.math_markup import without_markup
 from bapo.tasks.math_numbers import number_of
 from bapo.tasks.right_answers import right_answers
 
@@ -120,13 +121,14 @@ def boxed(prompt: Prompt, text: str) -> float:
     found = last_box(text)
     if found is None or len(found) > MAX_CHARS:
         return 0.0
+    found = without_markup(found)
     return float(any(_is_same(gold, found) for gold in golds))
 
 
 def _golds(prompt: Prompt) -> list[str]:
     """Raises: ValueError for an answer that is empty: an empty box would be right."""
     answer = prompt.answer["answer"]
-    golds = [last_box(part) or part.strip("$ ") for part in right_answers(answer)]
+    golds = [without_markup(last_box(part) or part.strip("$ ")) for part in right_answers(answer)]
     if not all(golds):
         raise ValueError(f"the answer {answer!r:.200} of the data set is empty")
     together = ", ".join(golds)
