@@ -17,14 +17,12 @@ from rich.console import Console
 
 from bapo.config.check import known_keys
 from bapo.config.load import load_config
-from bapo.config.tree import Config, RunConfig
+from bapo.config.tree import LATEST, Config, RunConfig
 from bapo.core.errors import ConfigError
 from bapo.core.text import plain
 from bapo.runtime.run_directory.layout import RunDirectory
 
 AUTO = "auto"
-LATEST = "latest"
-"""Alias for the most recently modified run in `outputs`."""
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Click settings: `--section.key value` is passed to CONFIG, where `split_tokens` parses it."""
 

@@ -25,6 +25,8 @@ from bapo.core.errors import ConfigError, did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """No braces or spaces: the name is part of Redis keys and of paths."""
+LATEST = "latest"
+"""Alias for the most recently modified run in `outputs`."""
 
 
 class RunConfig(Frozen):
@@ -42,6 +44,13 @@ class RunConfig(Frozen):
     groups, whatever the timing of their workers (docs/faq.md). Needs `cadence.max_steps_ahead = 0`."""
     num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """T: learner steps."""
+
+    @model_validator(mode="after")
+    def name_is_no_keyword(self) -> Self:
+        """Check that commands can be given the run by its name."""
+        if self.name == LATEST:
+            raise ValueError(f"run.name = {LATEST!r} is taken: every command takes it for the most recent run")
+        return self
 
 
 class ModelConfig(Frozen):
@@ -84,10 +93,12 @@ class TaskConfig(Frozen):
 
     @model_validator(mode="after")
     def reward_range_rises(self) -> Self:
-        """Check that low < high."""
+        """Check that low < high, a finite distance apart."""
         low, high = self.reward_range
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(f"task.reward_range must be [low, high] with low < high, got {[low, high]}")
+        if not (math.isfinite(high - low) and low < high):
+            raise ValueError(
+                f"task.reward_range must be [low, high] with low < high and a finite high - low, got {[low, high]}"
+            )
         return self
 
 

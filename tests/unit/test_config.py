@@ -252,6 +252,8 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
+        ("--run.name=latest", "run.name = 'latest' is taken: every command takes it for the most recent run"),
+        ("--task.reward_range=[-1e308,1e308]", "a finite high - low"),
         (
             "--cadence.weight_sync_interval=5 --cadence.reevaluation_interval=7",
             "= 7 must be a multiple of .* = 5, .* set reevaluation_interval = 10",

@@ -283,13 +283,23 @@ def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("score", "reward_range", "reward"),
-    [("-1", (-1.0, 1.0), 0.0), ("1", (-1.0, 1.0), 1.0), ("0", (-1.0, 1.0), 0.5), ("15", (10.0, 20.0), 0.5)],
-)
+    [("-1", (-1.0, 1.0), 0.0), ("1", (-1.0, 1.0), 1.0), ("0", (-1.0, 1.0), 0.5), ("15", (10.0, 20.0), 0.5),
+     ("__import__('decimal').Decimal('0.25')", (0.0, 1.0), 0.25), ("1 + 5e-7", (0.0, 1.0), 1.0),
+     ("-1.000001", (-1.0, 1.0), 0.0)],
+)  # fmt: skip
 def test_a_reward_range_is_mapped_to_0_to_1(
     tmp_path: Path, score: str, reward_range: tuple[float, float], reward: float
 ) -> None:
     task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n"))
     assert grade(task, make_prompt("t", "x", {}), ["a"], reward_range) == {"rewards": [reward]}
+
+
+def test_the_number_that_is_stored_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    code = (
+        "class Half(float):\n    def __float__(self):\n        return 7.0\ndef f(prompt, text):\n    return Half(0.5)\n"
+    )
+    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", code))
+    assert "failed" in grade(task, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))
 
 
 def test_a_reward_outside_of_its_range_is_an_error_that_names_the_setting(tmp_path: Path) -> None:

@@ -22,14 +22,15 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import msgpack
 
 from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
-from bapo.core.types import Prompt
+from bapo.core.types import SAME_REWARD, Prompt
 from bapo.core.user_code import place_of
 from bapo.runtime.process import watch_parent
 from bapo.runtime.standard_streams import never_fail_to_print
@@ -99,21 +100,27 @@ def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[floa
         if given is None:
             continue
         reward = _number(given)
-        # NaN fails both comparisons. Compared as it is: float() raises for some.
-        if reward is None or not low <= cast(Any, reward) <= high:
+        mapped = math.nan if reward is None else (reward - low) / (high - low)
+        if not -SAME_REWARD <= mapped <= 1 + SAME_REWARD:  # NaN fails both comparisons
             what = f"not a number in [{low:g}, {high:g}] (on the response {text[:200]!r}){_advice(reward)}"
             return {"failed": f"returned {_shown(given)}, which is {what}"}
-        rewards.append((float(reward) - low) / (high - low))
+        rewards.append(min(max(mapped, 0.0), 1.0))
     if len(rewards) < len(texts):
         return {"ungraded": f"left {len(texts) - len(rewards)} of {len(texts)} responses ungraded (it returned None)"}
     return {"rewards": rewards}
 
 
-def _number(given: object) -> numbers.Real | None:
-    """`given` as a number: Python's, numpy's scalars (bool, too), arrays and tensors of one element; else None."""
+def _number(given: object) -> float | None:
+    """`given` as the float that is stored: of Python's numbers, numpy's scalars (bool, too), arrays and tensors of one
+    element; None for anything else, and for a number that no float holds."""
     if not isinstance(given, numbers.Real) and isinstance(given, _Array) and math.prod(given.shape) == 1:
         given = given.item()
-    return given if isinstance(given, numbers.Real) else None
+    if not isinstance(given, numbers.Real | Decimal):
+        return None
+    try:
+        return float(given)
+    except OverflowError:
+        return None
 
 
 @runtime_checkable
@@ -125,10 +132,10 @@ class _Array(Protocol):
     def item(self) -> object: ...
 
 
-def _advice(reward: numbers.Real | None) -> str:
+def _advice(reward: float | None) -> str:
     if reward is None:
         return ""
-    if reward != reward or reward in (math.inf, -math.inf):  # not math.isfinite, which raises for large integers
+    if not math.isfinite(reward):
         return "; return None for a response that cannot be graded, 0 for an incorrect one"
     return "; set task.reward_range to the range of your reward"
 
