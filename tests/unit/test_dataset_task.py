@@ -119,7 +119,7 @@ def test_a_malformed_row_is_named_by_file_and_number(tmp_path: Path, content: st
 @pytest.mark.parametrize("answer", [{"text": ["5"], "start": [0]}, [{"text": "5"}]])
 def test_an_answer_with_fields_is_no_text_unless_a_reward_reads_it(tmp_path: Path, answer: Any) -> None:
     path = _jsonl(tmp_path / "squad.jsonl", {"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": answer})
-    with pytest.raises(ConfigError, match=r"squad.jsonl row 2: column 'answer' .* answer_column = 'answer.FIELD'"):
+    with pytest.raises(ConfigError, match=r"squad.jsonl row 2: column 'answer' .*answer_column = 'answer.FIELD'"):
         make_task(path=path).prompts("train")
     assert len(make_task(path=path, reward=f"{__name__}:tagged").prompts("train")) == 2
 
