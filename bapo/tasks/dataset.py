@@ -29,7 +29,7 @@ from bapo.tasks.base import IMAGE, MESSAGES, ROW, beginning_of, make_prompt, who
 from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
 from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Reward, load_reward, reward_columns
-from bapo.tasks.right_answers import as_text, exact_texts, gold_text, is_list_in_text, right_answers
+from bapo.tasks.right_answers import as_text, exact_texts, folded, gold_text, is_list_in_text, right_answers
 from bapo.tasks.user_functions import ALL
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class DatasetTask:
         # The answer may be all that follows the beginning of the message, or have it as well.
         whole = whole_responses(prompt, texts)
         return [
-            float(not right.isdisjoint((text.strip(), full.strip()))) for text, full in zip(texts, whole, strict=True)
+            float(not right.isdisjoint((folded(text), folded(full)))) for text, full in zip(texts, whole, strict=True)
         ]
 
     def level(self, prompt: Prompt) -> float | None:
@@ -314,9 +314,26 @@ def _read_prompts(source: str, columns: Columns, images: Images) -> dict[str, Pr
         raise ConfigError(f"dataset {source} has no rows")
     if num_rows > len(prompts):
         log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
+    _tell_of_other_answers(source, prompts.values())
     if columns.by_text:
         _tell_of_lists(source, prompts.values())
     return prompts
+
+
+def _tell_of_other_answers(source: str, prompts: Iterable[Prompt]) -> None:
+    """Warn of one question with two answers: a response that is right in one row is wrong in the other."""
+    first: dict[tuple[str, tuple[str, ...]], Prompt] = {}
+    pairs = [(first.setdefault(_question(prompt), prompt), prompt) for prompt in prompts]
+    others = [(one, two) for one, two in pairs if one.answer["answer"] != two.answer["answer"]]
+    if others:
+        one, two = (str(prompt.answer[ROW]).rpartition(" ")[2] for prompt in others[0])
+        log.warning(
+            "dataset %s: %d prompts have the text of an earlier one and another answer, the first in rows %s and %s",
+            source,
+            len(others),
+            one,
+            two,
+        )
 
 
 def _tell_of_lists(source: str, prompts: Iterable[Prompt]) -> None:
@@ -648,11 +665,25 @@ def _parquet_rows(path: Path, only: Sequence[str] | None) -> Iterator[Row]:
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE, columns=only):
+            narrow = [field for field in batch.schema if "float" in str(field.type)]
             for values in batch.to_pylist():
                 number += 1
+                values |= {field.name: _shortest(values[field.name], field.type) for field in narrow}
                 yield Row(where=f"{path} row {number}", values=values)
     except (arrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: not a readable parquet file (after row {number}): {error}") from error
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    """A float of a narrow column as the shortest decimal that stands for it there: float32's 0.1 is 0.1."""
+    if isinstance(value, list) and "list" in str(kind).partition("<")[0]:
+        return [_shortest(one, kind.value_type) for one in value]
+    if isinstance(value, dict):
+        return {field.name: _shortest(value[field.name], field.type) for field in kind}
+    narrow = {"float": "float32", "halffloat": "float16"}.get(str(kind))
+    if value is None or narrow is None:
+        return value
+    return float(str(getattr(importlib.import_module("numpy"), narrow)(value)))
 
 
 _READERS: Mapping[str, Callable[[Path, Sequence[str] | None], Iterator[Row]]] = {

@@ -1,6 +1,7 @@
 """The right answers that a row's answer stands for, as texts: one rule for every grader that compares texts.
 
     "12", 12, 12.0       one right answer: 12; for the float 12.0, too (a column of integers with a null has floats)
+    1e-05                one: 1e-05; 0.00001, too
     ["a", "b"], [1, 2]   several: any one of them is right
     [["1", "2"], "3"]    several, the first of which has two values: "1, 2"
     '["a", "b"]'         one: a text is never parsed
@@ -11,6 +12,8 @@ Functions of a user get the answer as the row has it.
 from __future__ import annotations
 
 import json
+import unicodedata
+from decimal import Decimal
 from typing import Any
 
 BETWEEN_VALUES = ", "
@@ -31,9 +34,13 @@ def right_answers(answer: Any) -> list[str]:
 
 
 def exact_texts(answer: Any) -> set[str]:
-    """All texts that an exact comparison calls right. Raises: as `right_answers`."""
-    integers = {str(int(one)) for one in _each(answer) if isinstance(one, float) and one.is_integer()}
-    return integers.union(right_answers(answer))
+    """All texts, `folded`, that an exact comparison calls right. Raises: as `right_answers`."""
+    return {folded(text) for text in (*right_answers(answer), *right_answers(_without_exponents(answer)))}
+
+
+def folded(text: str) -> str:
+    """A text as it is compared: stripped, in Unicode's normal form C, with plain spaces and ends of lines."""
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\u00a0", " ")).strip()
 
 
 def gold_text(answer: Any) -> str:
@@ -58,6 +65,15 @@ def is_list_in_text(answer: Any) -> bool:
 
 def _each(answer: Any) -> list[Any]:
     return answer if isinstance(answer, list) else [answer]
+
+
+def _without_exponents(answer: Any) -> Any:
+    """Floats as texts: 2.0 is "2", 1e-05 is "0.00001"."""
+    if isinstance(answer, list):
+        return [_without_exponents(one) for one in answer]
+    if not isinstance(answer, float):
+        return answer
+    return format(Decimal(repr(answer + 0.0)), "f").removesuffix(".0")  # -0.0 + 0.0 is 0.0
 
 
 def _text(one: Any) -> str:

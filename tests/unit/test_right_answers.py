@@ -14,7 +14,7 @@ import pytest
 
 from bapo.cli.training.init import inspect_data
 from bapo.core.errors import ConfigError
-from bapo.tasks.dataset import Columns, DatasetTask, make_task
+from bapo.tasks.dataset import Columns, DatasetTask, make_task, read_rows
 from bapo.tasks.grading.trial import Trial, read_prompts
 from bapo.tasks.right_answers import gold_text
 
@@ -47,12 +47,16 @@ def _task(path: str) -> DatasetTask:
         (["color", "colour"], ["color", "colour"], ["color, colour", '["color", "colour"]', "col"]),
         ([7, 8.5], ["7", "8.5"], ["7, 8.5", "[7, 8.5]"]),
         ([7.0], ["7", "7.0"], ["7.00"]),
+        (0.00001, ["1e-05", "0.00001"], ["0.0001"]),
+        ([1e22], ["1e+22", "10000000000000000000000"], ["1"]),
+        ([[1.0, 2.5]], ["1.0, 2.5", "1, 2.5"], ["1", "2.5"]),
+        ([1.0, 2.0], ["1", "2"], ["1, 2"]),
+        ("caf\u00e9 au\nlait", ["cafe\u0301 au\r\nlait", "caf\u00e9\u00a0au\nlait"], ["cafe au\nlait"]),
         (7.0, ["7", "7.0"], ["70"]),
         ([["1", "2"], "3"], ["1, 2", "3"], ["1", "2", "1, 2, 3"]),
         ([[1, 2]], ["1, 2"], ["1", "2"]),
         ('["a", "b"]', ['["a", "b"]'], ["a", "b"]),
         ([True], ["true"], ["1"]),
-        ([{"x": 1}], ['{"x": 1}'], ["x"]),
     ],
     ids=str,
 )
@@ -64,6 +68,26 @@ def test_any_one_text_of_a_list_is_right_and_the_gold_response_is_the_first(
     assert [task.reward(prompt, text) for text in right] == [1.0] * len(right)
     assert [task.reward(prompt, text) for text in wrong] == [0.0] * len(wrong)
     assert task.reward(prompt, task.gold(prompt) or "") == 1.0
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float16(), pa.float64()], ids=str)
+def test_a_float_is_the_shortest_decimal_of_its_columns_type(tmp_path: Path, kind: pa.DataType) -> None:
+    table = pa.table({"prompt": ["q", "r"], "answer": pa.array([[0.1], [0.5, 3.0]], pa.list_(kind)),
+                      "reward_model": pa.array([{"x": 0.3}, None], pa.struct([("x", kind)]))})  # fmt: skip
+    pq.write_table(table, tmp_path / "train.parquet")
+    first, second = make_task(path=str(tmp_path / "train.parquet"), extra_columns=["prompt"]).prompts("train")
+    assert (first.answer["answer"], second.answer["answer"]) == ([0.1], [0.5, 3.0])
+    (first, _) = read_rows(str(tmp_path / "train.parquet"))
+    assert first.get("reward_model.x") == 0.3
+
+
+def test_one_question_with_two_answers_is_told_with_both_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"prompt": p, "answer": a} for p, a in (("a", "1"), ("b", "2"), ("b", "2"), ("a", "3"), ("b", "4"))]
+    with caplog.at_level(logging.WARNING):
+        _task(jsonl(tmp_path / "train", *rows)).prompts("train")
+    told = [record.getMessage() for record in caplog.records if "another answer" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].endswith("2 prompts have the text of an earlier one and another answer, the first in rows 1 and 4")
 
 
 @pytest.mark.parametrize("answer", [[], [[]], [None], ["7", None], [["7", None]], ["7", " "], "", "  "], ids=str)
