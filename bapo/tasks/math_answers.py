@@ -32,22 +32,27 @@ _NAMES = (
     ("km", "kilometer kilometre"), ("in", "inch inche"), ("ft", "foot feet"), ("yd", "yard"), ("mi", "mile"),
     ("nm", "nanometer nanometre"), ("nauticalmile", ""), ("lightyear", ""),
     ("s", "second sec"), ("min", "minute"), ("h", "hour hr"), ("day", "day"), ("week", ""), ("month", ""),
-    ("year", "year yr"), ("decade", ""), ("century", "centurie"), ("millisecond", ""),
+    ("year", "year yr"), ("decade", ""), ("century", "centurie"),
     ("g", "gram gm"), ("kg", "kilogram kilo"), ("mg", "milligram"), ("lb", "pound"), ("oz", "ounce"), ("ton", ""),
     ("tonne", ""), ("l", "liter litre"), ("ml", "milliliter millilitre"), ("gallon", ""), ("acre", ""),
     ("hectare", ""), ("bit", ""), ("byte", ""), ("kilobyte", ""), ("megabyte", ""), ("gigabyte", ""), ("terabyte", ""),
-    ("dollar", "dollar usd"), ("cent", "cent"), ("euro", "euro eur"), ("yen", "jpy"), ("yuan", "rmb"), ("rupee", ""),
-    ("percent", ""), ("permille", ""), ("celsius", ""), ("fahrenheit", ""),
+    ("dollar", "dollar usd buck"), ("cent", "cent"), ("euro", "euro eur"), ("yen", "jpy"), ("yuan", "rmb"),
+    ("rupee", ""), ("percent", ""), ("permille", ""), ("celsius", ""), ("fahrenheit", ""),
     ("degree", "degree deg"), ("rad", "radian"), ("mph", "mph"), ("J", "joule"), ("N", "newton"), ("W", "watt"),
     ("Hz", "hertz"), ("K", "kelvin"), ("V", "volt"), ("A", "ampere amp"), ("mol", "mole"), ("Pa", "pascal"),
     ("eV", "ev"), ("kJ", "kj"), ("erg", "erg"), ("T", "tesla"), ("C", "coulomb"),
 )  # fmt: skip
 _UNITS = {word: short for short, names in _NAMES for word in (short, *names.split())}
 _IN_TEXT = {"pm": "picometer", "picometre": "picometer", "picometer": "picometer", "ha": "hectare", "ly": "lightyear",
-            "nmi": "nauticalmile", "t": "tonne", "ms": "millisecond", "wk": "week", "gal": "gallon", "kB": "kilobyte",
+            "nmi": "nauticalmile", "t": "tonne", "wk": "week", "gal": "gallon", "kB": "kilobyte",
             "KB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte"}  # fmt: skip
 """Units in a text only: elsewhere `5pm` is a product."""
 _DEGREES = ({"degree^1", "celsius^1"}, {"degree^1", "fahrenheit^1"})
+_NOUN = re.compile(_FONT + r"\{\s*+([A-Za-z]{2,})\s*+\}$")
+_NO_NOUNS = frozenset((
+    "unit", "units", "total", "each", "exactly", "approximately", "about", "altogether", "long", "tall", "wide", "high",
+    "deep", "away", "apart", "more", "less", "cc",
+))  # fmt: skip
 _COMPOUND = re.compile(r"\b(nautical|light|per)[\s-]+(?=mile|year|mille|cent\b)", re.IGNORECASE)
 _TEMPERATURE = re.compile(
     r"(?<=[\d}])\s*(?:\\text\s*\{\s*\})?\s*\^\s*\{?\s*\\circ\s*\}?(?:\s|\\[ ,;:])*+(?:\\[a-z]+\s*\{\s*)?([CF])\s*\}?$"
@@ -110,13 +115,13 @@ def decided(gold: str, found: str) -> bool | None:
 
 def _by_numbers(gold: str, found: str) -> bool | None:
     """Units that differ, numbers, and a set other than an interval."""
-    words = _words_in_texts(gold), _words_in_texts(found)
+    as_written = gold, found
     (gold_unit, gold), (unit, found) = _units_of(gold, found)
     gold_unit, unit = _or_percent(gold_unit, gold), _or_percent(unit, found)
     if gold_unit and unit:
         if gold_unit != unit and {gold_unit, unit} not in _DEGREES:
             return False
-    elif _is_other(words[0], unit) or _is_other(words[1], gold_unit):
+    elif _is_other(as_written[0], unit) or _is_other(as_written[1], gold_unit):
         return False
     ours, theirs = number_of(gold), number_of(found)
     if ours is not None and theirs is not None:
@@ -125,19 +130,14 @@ def _by_numbers(gold: str, found: str) -> bool | None:
     return False if "set" in brackets and brackets & {"open", "closed"} else None
 
 
-def _words_in_texts(text: str) -> list[str]:
-    return re.findall(r"[A-Za-z]+", " ".join(inner for inner in _WRAPPER.findall(text)))
-
-
 def _or_percent(unit: str, text: str) -> str:
     return unit or ("percent^1" if text.endswith("%") else "")
 
 
-def _is_other(words: list[str], unit: str) -> bool:
-    """Whether words behind a number, as "apples", are no way to say a known unit; "units" may be any."""
-    powers = {power.partition("^")[0] for power in unit.split()}
-    known = {_known(word) for word in words}
-    return bool(unit and words) and not known & powers and not {"unit", "units"} & set(words)
+def _is_other(answer: str, unit: str) -> bool:
+    """Whether an answer ends with one noun, as "apples", which is not the name of a known unit."""
+    noun = _NOUN.search(answer) if unit else None
+    return noun is not None and noun[1].casefold() not in _NO_NOUNS and _known(noun[1]) is None
 
 
 def bare(answer: str) -> str:
