@@ -10,6 +10,8 @@ ARG REQUIREMENTS="-r requirements/torch-cpu.txt -r requirements/learner.txt"
 # Not quoted: these are several arguments.
 RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheels \
     /venv/bin/pip install --no-deps --find-links /wheels ${REQUIREMENTS}
+RUN /venv/bin/python -c "import torch" || { echo "torch is a CUDA build without its libraries: set TORCH_WHEELS to a folder \
+    with a CPU wheel (docs/cluster.md, Images)"; exit 1; }
 
 FROM requirements AS code
 COPY pyproject.toml README.md ./

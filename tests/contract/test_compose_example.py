@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from bapo.config.load import load_config
-from bapo.tasks.user_functions import load_function
+from bapo.core.user_code import load_function
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "deploy/examples"
