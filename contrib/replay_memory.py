@@ -66,6 +66,24 @@ class ReplaysShare(Composer):
         return self._settings.batch_size - self.fresh_schedule.at(step)
 
 
+class KeepsPerPrompt(Composer):
+    """Base of composers that keep the last responses of each prompt."""
+
+    class Settings(Composer.Settings):
+        """Of the memory."""
+
+        per_prompt: int = Field(16, ge=1)
+        """Maximum responses per prompt in the memory (ARPO: successes)."""
+        capacity: int | None = Field(512, ge=1)
+        """Maximum groups in the memory, first in first out; null: limited only per prompt."""
+
+    _own: Settings
+
+    @property
+    def ages_by(self) -> tuple[str, ...]:
+        return ("algorithm.options.per_prompt",) if self._own.per_prompt > 1 else ()
+
+
 def with_fresh(memory: Iterable[GroupStat], fresh: Iterable[GroupStat], step: int) -> Groups:
     """The memory and after it the fresh groups, born in this step."""
     return (*memory, *(stat.born(step) for stat in fresh))

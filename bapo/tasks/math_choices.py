@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 
-LETTER = "[A-J]"
 _CHOICE = re.compile(r"\(?([A-J])[).]?|\(([a-j])\)")
 _LED = re.compile(r"(?:\(([A-J])\)[\s.:]*|([A-J])(?:[):]\s*|\.\s+|\.(?=\d)))(\S.*)", re.DOTALL)
 _SAID = re.compile(r"(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*(?=\(?[A-J]\b)", re.IGNORECASE)

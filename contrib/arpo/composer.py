@@ -12,37 +12,29 @@ import statistics
 
 from pydantic import Field
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng
+from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.filters import Groups
 from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.core.batch_items import Item, Part, whole
 from bapo.core.types import GroupStat, Origin
-from contrib.replay_memory import Row, by_prompt, first_of_each_prompt, newest, parts_of, with_fresh
+from contrib.replay_memory import KeepsPerPrompt, Row, by_prompt, first_of_each_prompt, newest, parts_of, with_fresh
 
 MAX_STD = 0.05
 """Of the rewards of a group that fails as a whole (population standard deviation)."""
 MAX_MEAN = 0.2
 
 
-class Arpo(Composer):
+class Arpo(KeepsPerPrompt):
     """The composer `arpo`."""
 
-    class Settings(Composer.Settings):
-        """Of its memory."""
+    class Settings(KeepsPerPrompt.Settings):
+        """What it keeps."""
 
-        per_prompt: int = Field(16, ge=1)
-        """Maximum successes per prompt in the memory."""
         min_success: float = Field(0.1, ge=0, lt=1)
         """Reward above which a response is kept as a success."""
-        capacity: int | None = Field(512, ge=1)
-        """Maximum groups in the memory, first in first out; null: limited only per prompt."""
 
     _own: Settings
-
-    @property
-    def ages_by(self) -> tuple[str, ...]:
-        return ("algorithm.options.per_prompt",) if self._own.per_prompt > 1 else ()
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
         """D_t: every fresh group, some with one response of the past."""

@@ -23,13 +23,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng
+from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.randomness import sample_in_order
 from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.core.batch_items import Item, Part
 from bapo.core.types import GroupStat, Origin
-from contrib.replay_memory import Row, by_prompt, first_of_each_prompt, newest, parts_of, with_fresh
+from contrib.replay_memory import KeepsPerPrompt, Row, by_prompt, first_of_each_prompt, newest, parts_of, with_fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,18 @@ class Stored:
     reward: float
 
 
-class Repo(Composer):
+class Repo(KeepsPerPrompt):
     """The composer `repo`."""
 
-    class Settings(Composer.Settings):
-        """Of its memory."""
+    class Settings(KeepsPerPrompt.Settings):
+        """What it joins."""
 
-        per_prompt: int = Field(16, ge=1)
-        """Maximum responses per prompt in the memory."""
         num_rows: int = Field(8, ge=1)
         """k: stored responses that are joined to a prompt's fresh ones."""
         strategy: Literal["highest_k", "recent_k", "random_k", "all", "max_variance_k"] = "highest_k"
         """Which stored responses are joined."""
-        capacity: int | None = Field(512, ge=1)
-        """Maximum groups in the memory, first in first out; null: limited only per prompt."""
 
     _own: Settings
-
-    @property
-    def ages_by(self) -> tuple[str, ...]:
-        return ("algorithm.options.per_prompt",) if self._own.per_prompt > 1 else ()
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
         """D_t: every fresh group, with stored responses of its prompt where there are enough."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bapo.algorithms.composers.registry import composer_names, load_composer
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.methods import COMPOSER
 from bapo.algorithms.randomness import rng_for
 from bapo.config.load import dump_toml
@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {
 STEPS = 8
 OWN = {"x3_policy": "youngest"}
 """Our addition to `bapo`."""
-RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]
+RUNS = [*((name, {}) for name in COMPOSER.names()), ("bapo", OWN)]
 
 
 def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Config:

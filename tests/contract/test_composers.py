@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
-from bapo.algorithms.composers.registry import composer_names, load_composer
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.methods import COMPOSER
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig
@@ -121,7 +121,7 @@ class Run:
         return lambda purpose: rng_for(self.seed, t, purpose)
 
 
-@pytest.mark.parametrize("name", composer_names())
+@pytest.mark.parametrize("name", COMPOSER.names())
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_every_step_of_every_composer_keeps_the_invariants(name: str, data: st.DataObject, seed: int) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bapo.algorithms.methods import SELECTOR
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool, PromptSelector, pack_state, unpack_state
-from bapo.algorithms.selectors.registry import learns, load_selector, selector_names
+from bapo.algorithms.selectors.registry import learns, load_selector
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.success_counts import SuccessCounts, success_counts_of
 from contrib.kimi.selector import failure_rates
@@ -22,7 +22,7 @@ from contrib.mopps.selector import by_fitness
 from tests.support.methods import options_for
 
 B = 4
-NAMES = st.sampled_from(selector_names())
+NAMES = st.sampled_from(SELECTOR.names())
 NUM_PROMPTS = st.integers(B, 40)
 Settings = dict[str, Any]
 SETTINGS = st.fixed_dictionaries(
@@ -107,7 +107,7 @@ def test_groups_that_failed_for_good_are_no_obstacle(name: str, config: Settings
         assert len(set(step_of(selector, step, lost=lost))) == B
 
 
-@pytest.mark.parametrize("name", selector_names())
+@pytest.mark.parametrize("name", SELECTOR.names())
 def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
     def first(seed: int, step: int) -> list[int]:
         selector = make(name, {"reference_every": 1}, 40, seed)
@@ -120,7 +120,7 @@ def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
     assert len({tuple(first(seed, step)) for seed in (1, 2) for step in (1, 2)}) > 1
 
 
-@pytest.mark.parametrize("name", [name for name in selector_names() if learns(name)])
+@pytest.mark.parametrize("name", [name for name in SELECTOR.names() if learns(name)])
 def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -> None:
     selector = make(name, {}, 40)
     step_of(selector, 1)

@@ -14,8 +14,3 @@ def load_composer(settings: AlgorithmConfig) -> Composer:
     """
     kind: type[Composer] = COMPOSER.find(settings.composer)
     return kind(settings, own_settings(COMPOSER, kind.Settings, settings.options))
-
-
-def composer_names() -> tuple[str, ...]:
-    """Names of all that are shipped, sorted."""
-    return COMPOSER.names()

@@ -29,8 +29,3 @@ def learns(name: str) -> bool:
 def needs_embeddings(name: str) -> bool:
     """Whether the learner makes embeddings before its first step. Raises: ConfigError."""
     return bool(SELECTOR.find(name).embeds)
-
-
-def selector_names() -> tuple[str, ...]:
-    """Names of all that are shipped, sorted."""
-    return SELECTOR.names()
