@@ -1,5 +1,1 @@
-"""The learner: Algorithm 1 without the sampling."""
-
-from bapo.runtime.torchvision_build import complete_torchvision
-
-complete_torchvision()  # before transformers is imported anywhere below
+"""The learner: Algorithm 1 without the sampling. Every process reads its losses' settings: no import of torch here."""

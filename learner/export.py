@@ -17,10 +17,10 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from bapo.core.errors import ConfigError
 from bapo.runtime.base_files import copy_base_files
@@ -32,6 +32,9 @@ from learner.checkpoint import Checkpoint, open_checkpoint
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import converts_singly, file_tensors
 from learner.model.policy import empty_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # its import needs what `learner.model` completes
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ def complete_torchvision() -> Any:
     Returns: the declarations, which must stay alive; None if nothing is missing.
     """
     spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or importlib.util.find_spec("torch") is None:
         return None
     torch = importlib.import_module("torch")  # by name: the shared package is light
     try:

@@ -183,7 +183,7 @@ def child(device: str, name: str, out: Path, work: Path, action: str, options: d
     module, function = action.split(":")
     findings = Findings(out / f"{name}.json", work)
     try:
-        importlib.import_module("learner")  # before transformers: it completes a torchvision of another build
+        importlib.import_module("learner.model")  # before transformers: it completes a torchvision of another build
         getattr(importlib.import_module(module), function)(findings, device, **options)
         findings.add_distributions()
     except SkippedError as reason:

@@ -1,0 +1,5 @@
+"""Micro-batches of a batch: packing and attention."""
+
+from bapo.runtime.torchvision_build import complete_torchvision
+
+complete_torchvision()  # before a module below imports models of transformers

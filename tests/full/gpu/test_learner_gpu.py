@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bapo.algorithms.methods import LOSS
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.model.policy import load_policy
 from learner.update.critic import load_critic
 from learner.update.update import Updater
 from tests.support.learner import learner_config, loss_settings, make_updater, random_batch, with_experts
-from tests.support.losses import loss_names
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_cuda_gives_the_losses_of_the_cpu(dtype: str, tolerance: float, tmp_path
     assert losses(tmp_path, "cuda", dtype) == pytest.approx(losses(tmp_path, "cpu", "float32"), abs=tolerance)
 
 
-@pytest.mark.parametrize("method", [*loss_names(), "critic"])
+@pytest.mark.parametrize("method", [*LOSS.names(), "critic"])
 def test_cuda_gives_every_method_the_losses_of_the_cpu(method: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     loss = {"advantage": "gae", "kl_coef": 0.0} if method == "critic" else loss_settings(method)
