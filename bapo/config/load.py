@@ -39,7 +39,7 @@ def load_layers(layers: Sequence[Layer]) -> Config:
     Raises: ConfigError with one line per problem.
     """
     preset = _preset_of(layers)
-    return _build([*(preset_layers(preset) if preset else []), *layers], own_files=True)
+    return _build([*(preset_layers(preset) if preset else []), *layers], own_files=True, typed=layers)
 
 
 def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -79,7 +79,7 @@ def _preset_of(layers: Sequence[Layer]) -> str | None:
     return named[-1] if named and isinstance(named[-1], str) else None
 
 
-def _build(layers: Sequence[Layer], *, own_files: bool) -> Config:
+def _build(layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] = ()) -> Config:
     values: dict[str, Any] = {}
     sources: dict[Key, str] = {}
     problems: list[str] = []
@@ -94,7 +94,7 @@ def _build(layers: Sequence[Layer], *, own_files: bool) -> Config:
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(error, sources))) from error
-    return with_methods(config, sources, own_files=own_files)
+    return with_methods(config, sources, typed, own_files=own_files)
 
 
 def _without_nulls(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

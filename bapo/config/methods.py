@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from importlib.util import find_spec
 from typing import Any
@@ -11,18 +11,19 @@ from pydantic import BaseModel, ValidationError
 
 from bapo.algorithms.methods import KINDS, Method, MethodSettings
 from bapo.config.check import at_source, explain, read_section
-from bapo.config.layers import Key, preset_names
+from bapo.config.layers import Key, Layer, dotted, flatten, preset_names
 from bapo.config.names import MOVED, of_value
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.plugins import Kind
 
 
-def with_methods(config: Config, sources: Mapping[Key, str], *, own_files: bool) -> Config:
-    """The config with all settings of its composer, selector and loss.
+def with_methods(config: Config, sources: Mapping[Key, str], layers: Sequence[Layer], *, own_files: bool) -> Config:
+    """The config with all settings of its composer, selector, loss and advantage.
 
     Args:
         sources: key -> layer that set it.
+        layers: those in which a setting of a method that is not chosen is an error; elsewhere it has no effect.
         own_files: also those of a user's own file. A process of a run leaves them to the process that needs them.
     Raises: ConfigError with one line per problem.
     """
@@ -33,6 +34,7 @@ def with_methods(config: Config, sources: Mapping[Key, str], *, own_files: bool)
         own, found = _read(kind, config, sources)
         problems += found
         if own is not None:
+            problems += _of_another(kind, config, own, layers)
             config = _replaced(config, kind.options.split("."), own.model_dump())
     if problems:
         raise ConfigError("\n".join(problems))
@@ -64,6 +66,30 @@ def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[Metho
     except ValidationError as error:
         return None, problems + explain(error, sources, at)
     return own, problems + list(part.check(config, own))
+
+
+def _of_another(kind: Kind, config: Config, own: MethodSettings, layers: Sequence[Layer]) -> list[str]:
+    """One line per setting that only a method which is not chosen has. A layer that chooses that method too may lie
+    beneath one that chooses another, and former keys stood in every config: neither is an error."""
+    chosen, at = tuple(kind.key.split(".")), tuple(kind.options.split("."))
+    others = _of_any(kind) - set(type(own).model_fields)
+    lines = []
+    for layer in layers:
+        keys = [key for key, _ in flatten(layer.values)]
+        former = layer.source.removeprefix("--")
+        if chosen in keys or MOVED.get(former, former) != former:
+            continue
+        lines += [
+            at_source(layer.source, f"{dotted(key)}: {_who_has(kind, key[-1], config)}")
+            for key in keys
+            if key[:-1] == at and key[-1] in others
+        ]
+    return lines
+
+
+def _who_has(kind: Kind, option: str, config: Config) -> str:
+    names = [name for name in kind.names() if option in kind.find(name).Settings.model_fields]
+    return f'{kind.key} = "{_value(config, kind.key)}" has no such setting; {", ".join(names)} has'
 
 
 def _of_any(kind: Kind) -> set[str]:

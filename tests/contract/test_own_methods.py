@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -108,9 +109,31 @@ def test_former_keys_are_read_and_those_of_another_method_have_no_effect() -> No
     assert load_config(["kimi"], ["--loss.name=ppo"]).loss.options == {}
 
 
-def test_reading_the_settings_of_shipped_losses_does_not_import_torch() -> None:
+@pytest.mark.parametrize(
+    ("name", "override", "who"),
+    [
+        ("grpo", "--selector.reference_prompts=4", "dots"),
+        ("grpo", "--loss.options.tau=0.3", "kimi"),
+        ("bapo", "--algorithm.options.pilot_size=2", "pilot_commit"),
+    ],
+)
+def test_a_setting_of_a_method_that_is_not_chosen_is_refused(name: str, override: str, who: str) -> None:
+    with pytest.raises(ConfigError, match=rf"has no such setting; {who} has"):
+        load_config([name], [override])
+
+
+def test_settings_of_a_method_that_a_later_layer_replaces_have_no_effect(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "grpo"\n[algorithm]\nselector = "learnability"\n[selector]\npool_ratio = 3\n')
+    assert load_config([str(file)], ["--algorithm.selector=uniform"]).selector == {}
+
+
+def test_reading_the_settings_of_shipped_losses_does_not_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text("")  # vLLM brings one
     code = "import sys; from bapo.config.load import load_config; load_config(['kimi'], [])"
-    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", f"{code}; assert not {{'torch', 'torchvision'}} & set(sys.modules)"]
+    subprocess.run(command, check=True, env=environment)
 
 
 def test_a_config_without_a_file_has_the_defaults() -> None:
