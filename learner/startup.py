@@ -218,7 +218,7 @@ def make_learner(
         records=flags.run,
         telemetry=telemetry,
         stop=stop,
-        alarms=AlarmLog(config.diagnostics.warn_cooldown_steps),
+        alarms=AlarmLog(),
         token_records=ResponseRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
     )

@@ -49,32 +49,10 @@ class AutoscalingConfig(Frozen):
     """Maximum number of workers; null: rollout.max_workers."""
     window_s: float = Field(15.0, gt=0, le=MAX_SECONDS)
     """Decisions are made at the first weight update after this many seconds, or after eight times as long."""
-    smoothing_windows: int = Field(3, ge=1)
-    """Rates are moving averages over about this many windows: the newest has weight 2 / (1 + smoothing_windows)."""
-    headroom: float = Field(0.1, ge=0)
-    """Fraction of workers beyond the need, for varying group lengths and worker crashes."""
-    hysteresis: float = Field(0.2, ge=0)
-    """Changes of rates below this fraction are ignored."""
-    wait_threshold: float = Field(0.1, gt=0, le=1)
-    """Fraction of time without a batch from which the learner counts as waiting."""
-    idle_threshold: float = Field(0.1, gt=0, le=1)
-    """Idle fraction of capacity from which workers count as idle."""
-    spare_threshold: float = Field(0.5, gt=0, le=1)
-    """Idle fraction of capacity while the learner waits, from which more workers would not help."""
-    ready_low: float = Field(1.0, gt=0)
-    """Queued batches below which a waiting learner causes an additional worker."""
-    ready_high: float = Field(2.0, gt=0)
-    """Queued batches from which groups count as waiting for the learner."""
-    stale_threshold: float = Field(0.01, ge=0, le=1)
-    """Fraction of stale pushed groups above which there are too many workers."""
     up_cooldown_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
     """Seconds after a change before scaling up."""
     down_cooldown_s: float = Field(120.0, ge=0, le=MAX_SECONDS)
     """Seconds after a change before scaling down."""
-    max_up: int = Field(4, ge=1)
-    """Maximum number of workers added at once."""
-    max_down: int = Field(1, ge=1)
-    """Maximum number of workers removed at once."""
 
     @model_validator(mode="after")
     def bounds_are_ordered(self) -> Self:
@@ -82,10 +60,5 @@ class AutoscalingConfig(Frozen):
             raise ValueError(
                 f"max_workers = {self.max_workers} is less than min_workers = {self.min_workers}; "
                 f"set max_workers = {self.min_workers}, or lower min_workers"
-            )
-        if self.ready_high < self.ready_low:
-            raise ValueError(
-                f"ready_high = {self.ready_high} is below ready_low = {self.ready_low}, so both would apply at once; "
-                f"set ready_high = {self.ready_low} or more"
             )
         return self

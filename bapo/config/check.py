@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, merge, nested, without
-from bapo.config.names import ALIASES, MOVED, RENAMED, advice_for, of_value
+from bapo.config.names import ALIASES, FIXED, MOVED, RENAMED, advice_for, of_value
 from bapo.config.tree import Config
 
 
@@ -52,9 +52,13 @@ def shown(value: Any) -> str:
 
 
 def _moved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with former keys of other sections under their keys."""
+    """The values with former keys of other sections under their keys, and without those that have their only value."""
     found = dict(flatten(values))
     moved = dict(values)
+    for name, value in FIXED.items():
+        key = tuple(name.split("."))
+        if found.get(key) == value:
+            moved = without(moved, key)
     for old, new in MOVED.items():
         key = tuple(old.split("."))
         if old != new and key in found:

@@ -106,5 +106,3 @@ class DiagnosticsConfig(Frozen):
     texts_mb: int = Field(8, ge=1)
     """Maximum MB of frames per step whose texts are recorded: this much of the groups that did not train, which the
     buffer retains until the next checkpoint, and this much of the batch."""
-    warn_cooldown_steps: int = Field(20, ge=0)
-    """Minimum number of steps between two warnings about the same subset."""

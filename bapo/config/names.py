@@ -98,8 +98,6 @@ _EARLIER = {
     "algorithm.x3_choice": "x3_policy",
     "algorithm.name": "composer",
     "supervision.first_pause_s": "restart_backoff_s",
-    "diagnostics.quiet_steps": "warn_cooldown_steps",
-    **{f"autoscaling.{name}_high": f"{name}_threshold" for name in ("wait", "idle", "spare", "stale")},
 }
 """Former names, used in recorded studies (docs/studies)."""
 
@@ -130,6 +128,23 @@ MOVED = {
 }  # fmt: skip
 """Key from when every config had the settings of every method -> the key of the method that has it. Where another is
 chosen they have no effect, as then."""
+FIXED: dict[str, object] = {
+    **{f"autoscaling.{name}_threshold": 0.1 for name in ("wait", "idle")},
+    **{f"autoscaling.{name}_high": 0.1 for name in ("wait", "idle")},
+    **{f"autoscaling.spare_{name}": 0.5 for name in ("threshold", "high")},
+    **{f"autoscaling.stale_{name}": 0.01 for name in ("threshold", "high")},
+    "autoscaling.smoothing_windows": 3,
+    "autoscaling.headroom": 0.1,
+    "autoscaling.hysteresis": 0.2,
+    "autoscaling.ready_low": 1.0,
+    "autoscaling.ready_high": 2.0,
+    "autoscaling.max_up": 4,
+    "autoscaling.max_down": 1,
+    "rollout.report_timeout_s": 30.0,
+    "diagnostics.warn_cooldown_steps": 20,
+    "diagnostics.quiet_steps": 20,
+}
+"""Former key -> the value that it always has now. Recorded configs have them; another value is refused."""
 RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
 """Key -> former value -> value."""
 
@@ -176,6 +191,8 @@ def advice_for(written: tuple[str, ...]) -> str | None:
         return f"use {found}"
     if found := advice_on_verl(".".join(written)) or _ADVICE.get(written[-1]):
         return found
+    if (dotted := ".".join(written)) in FIXED:
+        return f"it is no longer a setting, and always {FIXED[dotted]}"
     ours = our_key(written)
     return f"use {ours}" if ours else advice_on_trl(written[-1])
 

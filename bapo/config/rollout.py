@@ -75,8 +75,6 @@ class RolloutConfig(Frozen):
     """Seconds after which a worker that has not loaded new weights is restarted."""
     start_timeout_s: float = Field(300.0, gt=0, le=MAX_SECONDS)
     """Seconds after which a worker that is not ready fails the run."""
-    report_timeout_s: float = Field(30.0, gt=0, le=MAX_SECONDS)
-    """Seconds after which a ready worker that does not report its state is restarted."""
     engine_step_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
     """Seconds that a step of an engine may take; then its worker is restarted."""
     drain_s: float = Field(30.0, ge=0, le=MAX_SECONDS)

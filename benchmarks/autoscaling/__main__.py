@@ -9,10 +9,13 @@ Lengths wander by 10 % all the time.
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 from bapo.config.autoscaling import AutoscalingConfig
 from benchmarks.autoscaling.simulation import Point, Setting, Simulation, changes_of, shares
+from rollout_server.autoscaling import rule
 from studies import drawing
 
 CHANGES = ((400.0, 2.0, 1.0), (900.0, 2.0, 0.5), (1400.0, 1.0, 1.0))
@@ -23,17 +26,20 @@ DRIFT = 0.1
 PERMISSIONS = {
     "fixed": None,
     "rule": AutoscalingConfig(actuator="fleet"),
-    "no band": AutoscalingConfig(
-        actuator="fleet", hysteresis=0, smoothing_windows=1, up_cooldown_s=0, down_cooldown_s=0, max_down=4
-    ),
+    "no band": AutoscalingConfig(actuator="fleet", up_cooldown_s=0, down_cooldown_s=0),
 }
+NO_BAND = {"HYSTERESIS": 0.0, "SMOOTHING_WINDOWS": 1, "MAX_DOWN": 4}
 LABELS = {"fixed": "2 workers, fixed", "rule": "the rule", "no band": "no band, average or cooldown"}
 
 
 def simulate(seed: int) -> dict[str, list[Point]]:
     """One run under each rule."""
     base = {"seconds": SECONDS, "changes": CHANGES, "num_workers": 2, "drift": DRIFT, "seed": seed}
-    return {name: Simulation(setting=Setting(autoscaling=rule, **base)).run() for name, rule in PERMISSIONS.items()}  # type: ignore[arg-type]
+    runs = {}
+    for name, permitted in PERMISSIONS.items():
+        with patch.multiple(rule, **NO_BAND) if name == "no band" else nullcontext():
+            runs[name] = Simulation(setting=Setting(autoscaling=permitted, **base)).run()  # type: ignore[arg-type]
+    return runs
 
 
 def table(runs: dict[str, list[Point]]) -> str:

@@ -20,6 +20,9 @@ from learner.diagnostics.theorem_meter import Cell
 
 log = logging.getLogger(__name__)
 
+COOLDOWN_STEPS = 20
+"""Minimum number of steps between two warnings about the same subset."""
+
 MIN_RESPONSES = 16
 """Minimum size of a cell: in a group of 8, a single outlier halves the effective sample size."""
 
@@ -74,15 +77,14 @@ def _remedy(cell: Cell, config: Config) -> str:
 
 
 class AlarmLog:
-    """Logs alarms, at most one per subset within `warn_cooldown_steps`."""
+    """Logs alarms, at most one per subset within `COOLDOWN_STEPS`."""
 
-    def __init__(self, warn_cooldown_steps: int) -> None:
-        self._quiet_steps = warn_cooldown_steps
+    def __init__(self) -> None:
         self._last: dict[Origin, int] = {}
 
     def warn(self, alarm: Alarm) -> None:
         """Log the alarm unless its subset is in cooldown."""
         last = self._last.get(alarm.origin)
-        if last is None or alarm.step - last >= self._quiet_steps:
+        if last is None or alarm.step - last >= COOLDOWN_STEPS:
             self._last[alarm.origin] = alarm.step
             log.warning("step %d off-policy drift: %s", alarm.step, alarm.text)

@@ -30,6 +30,27 @@ from dataclasses import dataclass, replace
 
 from bapo.config.autoscaling import AutoscalingConfig, ScalingReason
 
+SMOOTHING_WINDOWS = 3
+"""Rates are moving averages over about this many windows: the newest has weight 2 / (1 + SMOOTHING_WINDOWS)."""
+HEADROOM = 0.1
+"""Fraction of workers beyond the need, for varying group lengths and worker crashes."""
+HYSTERESIS = 0.2
+"""Changes of rates below this fraction are ignored."""
+WAIT_THRESHOLD = 0.1
+"""Fraction of time without a batch from which the learner counts as waiting."""
+IDLE_THRESHOLD = 0.1
+"""Idle fraction of capacity from which workers count as idle."""
+SPARE_THRESHOLD = 0.5
+"""Idle fraction of capacity while the learner waits, from which more workers would not help."""
+READY_LOW = 1.0
+"""Queued batches below which a waiting learner causes an additional worker."""
+READY_HIGH = 2.0
+"""Queued batches from which groups count as waiting for the learner."""
+STALE_THRESHOLD = 0.01
+"""Fraction of stale pushed groups above which there are too many workers."""
+MAX_UP, MAX_DOWN = 4, 1
+"""Maximum number of workers added, and removed, at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -105,20 +126,16 @@ def decide(
         most: `max_workers`, or what the fleet can hold if that is null.
         now_s: of any clock that only rises.
     """
-    state = _remember(settings, state, seen)
+    state = _remember(state, seen)
     number = min(max(seen.wanted, settings.min_workers), most)
     if number != seen.wanted:
-        return _changed(state, now_s), ScalingDecision(
-            desired=number, reason=ScalingReason.BOUNDS, need=_need(settings, state)
-        )
+        return _changed(state, now_s), ScalingDecision(desired=number, reason=ScalingReason.BOUNDS, need=_need(state))
     if missing := tuple(name for name in INPUTS if getattr(seen, name) is None):
-        return state, ScalingDecision(
-            desired=number, reason=ScalingReason.MISSING, need=_need(settings, state), missing=missing
-        )
-    need = _need(settings, state)
+        return state, ScalingDecision(desired=number, reason=ScalingReason.MISSING, need=_need(state), missing=missing)
+    need = _need(state)
     assert need is not None, "both rates are known"
-    target, reason = _target(settings, state, seen, need)
-    target = min(max(target, number - settings.max_down, settings.min_workers), number + settings.max_up, most)
+    target, reason = _target(state, seen, need)
+    target = min(max(target, number - MAX_DOWN, settings.min_workers), number + MAX_UP, most)
     if held := _why_not(settings, state, seen, target, now_s):
         return state, ScalingDecision(desired=number, reason=held, need=need)
     if target == number:
@@ -127,8 +144,8 @@ def decide(
     return _changed(state, now_s), ScalingDecision(desired=target, reason=reason, need=need)
 
 
-def _remember(settings: AutoscalingConfig, state: State, seen: Observation) -> State:
-    weight = 2 / (1 + settings.smoothing_windows)
+def _remember(state: State, seen: Observation) -> State:
+    weight = 2 / (1 + SMOOTHING_WINDOWS)
 
     def average(old: float | None, new: float | None) -> float | None:
         if old is None or new is None:
@@ -149,23 +166,23 @@ def _changed(state: State, now_s: float) -> State:
     return replace(state, wait_share=None, idle_share=None, windows=0, changed_s=now_s)
 
 
-def _need(settings: AutoscalingConfig, state: State) -> float | None:
+def _need(state: State) -> float | None:
     if state.consume_rate is None or not state.produce_rate:
         return None
-    return state.consume_rate * (1 + settings.headroom) / state.produce_rate
+    return state.consume_rate * (1 + HEADROOM) / state.produce_rate
 
 
-def _target(settings: AutoscalingConfig, state: State, seen: Observation, need: float) -> tuple[int, ScalingReason]:
+def _target(state: State, seen: Observation, need: float) -> tuple[int, ScalingReason]:
     """Before limits, cooldown and bounds. Monotone: more demand or waiting never gives a smaller number."""
     assert state.wait_share is not None
     assert state.idle_share is not None
     assert seen.ready_batches is not None
     assert seen.stale_share is not None
-    number, band = seen.wanted, 1 + settings.hysteresis
-    enough = max(need, seen.ready * (1 - state.idle_share) * (1 + settings.headroom))
-    waits = state.wait_share >= settings.wait_threshold
-    starved = waits and state.idle_share < settings.idle_threshold and seen.ready_batches < settings.ready_low
-    stale = seen.stale_share > settings.stale_threshold
+    number, band = seen.wanted, 1 + HYSTERESIS
+    enough = max(need, seen.ready * (1 - state.idle_share) * (1 + HEADROOM))
+    waits = state.wait_share >= WAIT_THRESHOLD
+    starved = waits and state.idle_share < IDLE_THRESHOLD and seen.ready_batches < READY_LOW
+    stale = seen.stale_share > STALE_THRESHOLD
     if starved:
         if number < math.ceil(need / band):
             return math.ceil(need), ScalingReason.RATE_ABOVE
@@ -176,7 +193,7 @@ def _target(settings: AutoscalingConfig, state: State, seen: Observation, need: 
         return math.ceil(need), ScalingReason.RATE_ABOVE
     if number > math.ceil(enough * band):
         return math.ceil(enough), ScalingReason.RATE_BELOW
-    if not waits and seen.ready_batches >= settings.ready_high and math.ceil(enough) < number:
+    if not waits and seen.ready_batches >= READY_HIGH and math.ceil(enough) < number:
         return number - 1, ScalingReason.GROUPS_WAIT
     return number, ScalingReason.MATCHED
 
@@ -193,7 +210,7 @@ def _why_not(
     if target > seen.wanted:
         if seen.ready < seen.wanted:
             return ScalingReason.STARTING
-        if seen.spare_share >= settings.spare_threshold:
+        if seen.spare_share >= SPARE_THRESHOLD:
             return ScalingReason.WORK_LACKS
         if seen.version_lag > seen.lag_bound:
             return ScalingReason.WEIGHTS_LATE

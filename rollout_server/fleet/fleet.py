@@ -54,6 +54,8 @@ WATCH_S = 1.0
 """Poll interval of a ready worker: a report costs a few milliseconds on both sides."""
 EARLY_S = 30.0
 """A worker that dies sooner than this after it was ready, without a delivered group, died early."""
+REPORT_TIMEOUT_S = 30.0
+"""A ready worker that does not report its state for this long is restarted."""
 JOIN_S = 5.0
 NO_REPORT = WorkerReport(state="loading", policy_version=0, inflight=0, tokens_per_s=0.0, pid=0, rss_bytes=0)
 
@@ -420,7 +422,7 @@ class WorkerSlot:
         self._fleet.admit(lambda update: self._load(handle, update), lambda update: self._begin(handle, update))
         log.info("%s is ready with version %d", self.worker_id, self._report.policy_version)
         while not self._leaving.wait(WATCH_S):
-            self._poll(handle, self._config.rollout.report_timeout_s)
+            self._poll(handle, REPORT_TIMEOUT_S)
         if not self._at_once:
             self._state = "draining"
             handle.drain(self._config.rollout.drain_s)

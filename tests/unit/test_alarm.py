@@ -80,7 +80,7 @@ def test_no_alarm(cell: Cell) -> None:
 
 
 def test_a_subset_that_stays_far_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    log = AlarmLog(warn_cooldown_steps=20)
+    log = AlarmLog()
     for step in range(1, 43):
         log.warn(Alarm(step=step, origin=Origin.X1, text="x1"))
     log.warn(Alarm(step=43, origin=Origin.X3, text="x3"))

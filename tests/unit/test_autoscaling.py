@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo.config.autoscaling import AutoscalingConfig, ScalingReason
-from rollout_server.autoscaling.rule import INPUTS, Observation, ScalingDecision, State, decide
+from rollout_server.autoscaling.rule import HEADROOM, HYSTERESIS, INPUTS, Observation, ScalingDecision, State, decide
 
 MOST = 20
 SETTINGS = AutoscalingConfig(up_cooldown_s=0, down_cooldown_s=0)
@@ -144,9 +144,9 @@ def test_rates_that_wander_inside_the_band_turn_the_number_round_at_most_once(
     """Needs between N and N (1 + hysteresis), queues that say anything but starvation: no flapping."""
     state, number, numbers = SEEN_BEFORE, start, [start]
     for i, (share, queue) in enumerate(noise):
-        need = least_need * (1 + SETTINGS.hysteresis * share)
+        need = least_need * (1 + HYSTERESIS * share)
         # Workers that are there and not needed idle, as they do in a run whose learner does not wait.
-        idle = max(0.0, 1 - need / (1 + SETTINGS.headroom) / number)
+        idle = max(0.0, 1 - need / (1 + HEADROOM) / number)
         observation = seen(
             number, consume_rate=need / 1.1, produce_rate=1.0, idle_share=idle, ready_batches=4 * queue, wait_share=0.0
         )

@@ -144,7 +144,6 @@ def test_all_mistakes_are_told_at_once_with_the_place_of_each(write: Write) -> N
     [
         ("cadence.v", "weight_sync_interval", 3),
         ("cadence.slack", "max_steps_ahead", 3),
-        ("autoscaling.wait_high", "wait_threshold", 1),
         ("algorithm.B", "batch_size", 3),
         ("algorithm.G", "group_size", 3),
     ],
@@ -159,6 +158,13 @@ def test_the_papers_letters_and_the_names_of_earlier_runs_are_accepted(
     ):
         assert getattr(getattr(config, section), key) == value
         assert config.cadence.reevaluation_interval == 30
+
+
+def test_a_former_setting_is_read_where_it_has_the_value_that_it_always_has_now(write: Write) -> None:
+    recorded = write("[autoscaling]\nheadroom = 0.1\nwait_high = 0.1\n[diagnostics]\nquiet_steps = 20\n")
+    assert load_config([recorded], []) == load_config([], [])
+    (line,) = problems([write("[autoscaling]\nheadroom = 0.3\n")], [])
+    assert line.endswith("autoscaling.headroom: unknown key; it is no longer a setting, and always 0.1")
 
 
 def test_a_letter_beside_its_name_is_refused(write: Write) -> None:
