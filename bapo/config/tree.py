@@ -240,8 +240,12 @@ class Config(Frozen):
 
     @property
     def method(self) -> str:
-        """What the run trains, as people call it: its preset, also with settings on top; else its composer."""
-        return self.preset or self.algorithm.composer
+        """What the run trains, as people call it: its preset, also with settings on top; else its composer; then the
+        user's own parts."""
+        parts = (self.algorithm.composer, self.algorithm.selector, self.loss.name, self.loss.advantage)
+        own = [part for part in parts if ":" in part]
+        name = self.preset or self.algorithm.composer
+        return f"{name} + {', '.join(own)}" if own else name
 
     @model_validator(mode="after")
     def gpus_use_bfloat16(self) -> Self:

@@ -59,6 +59,7 @@ def test_their_settings_are_read_completed_and_kept(mine: list[str], tmp_path: P
     config = load_config(["grpo"], mine)
     assert (config.loss.options, config.algorithm.options) == ({"cap": 4.0}, {"share": 0.5})
     assert config.selector == {"skip": 1}
+    assert config.method == "grpo + half.py:Half, last.py:Last, reinforce.py:Reinforce"
     assert "loss.options.cap: (not set) -> 4.0" in diff(load_config(["grpo"], []), config)
     (tmp_path / "config.toml").write_text(dump_toml(config))
     for name in ("reinforce", "half", "last"):

@@ -373,7 +373,11 @@ def data(situation: Situation) -> Check:
         return Check(name="data", status="fail", detail=detail)
     if problem:
         return Check(name="data", status="fail", detail=problem)
-    return Check(name="data", status="ok", detail=f"{num_train} training prompts; held out: {held_out or 'none'}")
+    prompts = f"{num_train} training prompts"
+    if situation.with_learner:
+        passes = config.run.num_steps * config.algorithm.batch_size / num_train
+        prompts += f", {passes:,.1f} passes in {config.run.num_steps} steps"
+    return Check(name="data", status="ok", detail=f"{prompts}; held out: {held_out or 'none'}")
 
 
 def image_problem(config: Config, *, shown: bool) -> str:
