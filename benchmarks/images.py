@@ -29,7 +29,7 @@ from bapo.config.load import load_config
 from bapo.core.codec import pack_group, request_map
 from bapo.core.types import Group, Prompt, Purpose, RolloutRequest
 from bapo.runtime.vision import vision_model
-from bapo.tasks.geometry import GeometryTask, make_task
+from bapo.tasks.geometry import GeometryOptions, GeometryTask
 from rollout_server.engines import vllm
 from tests.support.engines import Driven
 
@@ -89,7 +89,7 @@ def sizes(task: GeometryTask, prompt: Prompt, group: Group) -> dict[str, int]:
 def measure(num_groups: int, rounds: int) -> dict[str, Any]:
     """Bytes, and responses/s of every round."""
     os.environ.update(vllm.ENVIRONMENT)
-    task = make_task(num_train=num_groups)
+    task = GeometryTask(GeometryOptions(num_train=num_groups))
     prompts = task.prompts("train")
     config = load_config([CONFIG], [])
     engine = vllm.make_engine(config)

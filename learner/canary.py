@@ -18,7 +18,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError
 from bapo.core.types import Canary
 from bapo.tasks.prompt_tokens import prompt_token_ids
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from learner.distributed.sharding import reshard
 from learner.model.policy import Policy, sequence_microbatch
 
@@ -51,7 +51,7 @@ def canary_tokens(config: Config, known: Sequence[int]) -> tuple[int, ...]:
 
 def _of_the_task(config: Config, known: frozenset[int]) -> list[int]:
     """Raises: BapoError, OSError, ValueError."""
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+    task = task_of(config)
     tokenizer: Any = AutoTokenizer.from_pretrained(config.model.path)
     encoded: list[int] = []
     for prompt in task.prompts("train")[:1]:

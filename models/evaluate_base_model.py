@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from bapo.tasks.countdown import CountdownTask, make_task
+from bapo.tasks.countdown import CountdownOptions, CountdownTask
 from models import card
 from models.sampler import GradedResponse, sample_groups
 
@@ -39,7 +39,8 @@ def evaluate(
     model: LlamaForCausalLM, tokenizer: Any, *, max_new_tokens: int, num_problems: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
     """Accuracy at temperature 1 on CD-3, CD-34 and CD-4, greedy accuracy, lengths, and training-group accuracies."""
-    task = make_task(num_held_out=num_problems, num_train=num_problems, held_out=["cd3", "cd34", "cd4"])
+    options = CountdownOptions(num_held_out=num_problems, num_train=num_problems, held_out=("cd3", "cd34", "cd4"))
+    task = CountdownTask(options)
     report: dict[str, Any] = {
         "temperature": 1.0,
         "group_size": GROUP_SIZE,

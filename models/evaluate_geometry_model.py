@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Qwen2_5_VLForConditionalGeneration
 
 from bapo.core.types import Prompt
-from bapo.tasks.geometry import BLANK, KINDS, NAME, SWAPPED, GeometryTask, make_task
+from bapo.tasks.geometry import BLANK, KINDS, NAME, SWAPPED, GeometryOptions, GeometryTask
 from models import geometry_card
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.geometry_model import embed, patches_of, positions_of, prompt_ids
@@ -41,7 +41,8 @@ def evaluate(
     model: Qwen2_5_VLForConditionalGeneration, tokenizer: Any, *, num_problems: int = 500, seed: int = 0
 ) -> dict[str, Any]:
     """Accuracy on held-out numbers by temperature, kind and pictures, and training-group accuracies."""
-    task = make_task(num_held_out=num_problems, num_train=num_problems, held_out=[NAME, BLANK, SWAPPED])
+    options = GeometryOptions(num_held_out=num_problems, num_train=num_problems, held_out=(NAME, BLANK, SWAPPED))
+    task = GeometryTask(options)
     model.eval()
     prompts = task.prompts(NAME)
     sampler = Sampler(model, tokenizer, task, seed=seed)

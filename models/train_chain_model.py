@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bapo.core.types import Prompt
-from bapo.tasks.chain import LONG, NAME, OPERATIONS, TRAIN, make_task
+from bapo.tasks.chain import LONG, NAME, OPERATIONS, TRAIN, ChainOptions, ChainTask
 from models.chain_data import RIGHT, Kind, examples, kind_of
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.sampler import sample_groups
@@ -89,7 +89,7 @@ class Measurement:
 
     def __init__(self, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> None:
         self._model, self._tokenizer = model.eval(), tokenizer
-        self._task = make_task(num_train=NUM_PROBLEMS, num_held_out=NUM_PROBLEMS)
+        self._task = ChainTask(ChainOptions(num_train=NUM_PROBLEMS, num_held_out=NUM_PROBLEMS))
         self._generator = torch.Generator().manual_seed(seed)
 
     def report(self) -> dict[str, Any]:

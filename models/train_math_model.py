@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from bapo.tasks.mathematics import make_task
+from bapo.tasks.base import TaskContext
+from bapo.tasks.mathematics import MathematicsOptions, MathematicsTask
 from models.evaluate_base_model import summary
 from models.sampler import sample_groups
 from models.tokenizer import build_tokenizer
@@ -60,12 +61,13 @@ of the problems: it reads nothing else.
 
 def evaluate(model: LlamaForCausalLM, tokenizer: object) -> dict[str, dict[str, object]]:
     """Held-out split -> what its responses are like."""
-    task = make_task(
+    options = MathematicsOptions(
         path=str(DATA / "train.jsonl"),
         held_out={split: str(DATA / f"{split}.jsonl") for split in (WORDS, LATEX)},
         question_format="{prompt}\n",
         chat=False,
     )
+    task = MathematicsTask(options, TaskContext())
     model.eval()
     return {
         split: summary(

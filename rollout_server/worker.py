@@ -28,9 +28,8 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError, GradingError, UnavailableError, WeightsAbsentError
 from bapo.core.types import Canary, Prompt, RolloutRequest, WeightTransfer, WeightUpdate
 from bapo.runtime.vision import ReadImage
-from bapo.tasks.base import HasImages
 from bapo.tasks.grading.pool import GraderPool
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
 from rollout_server.delivery import Delivery, guarded_thread
 from rollout_server.engines.base import INITIAL_VERSION, Engine
@@ -43,7 +42,7 @@ from rollout_server.rollouts.segment_files import SegmentFiles
 from rollout_server.rollouts.segmented import Segmented
 from rollout_server.rollouts.single import Single
 from rollout_server.sampler import Sampler
-from rollout_server.tokenization import Tokenization, no_image
+from rollout_server.tokenization import Tokenization
 from rollout_server.weights.canary import Agreement
 from rollout_server.weights.host_cache import WeightCache
 from rollout_server.weights.receive import load_verified
@@ -401,10 +400,10 @@ def _has_joined(engine: Engine, backend: str, init_info: Mapping[str, Any]) -> b
 
 def _prompts_to_check(config: Config) -> tuple[list[Prompt], ReadImage]:
     """Prompts, evenly spaced over every split of the task, and a function that returns the files of their images."""
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+    task = task_of(config)
     chosen: list[Prompt] = []
     for split in ("train", *task.held_out_splits):
         prompts = task.prompts(split)
         stride = max(1, len(prompts) // NUM_CHECKED_PROMPTS)
         chosen.extend(prompts[::stride])
-    return chosen, task.image if isinstance(task, HasImages) else no_image
+    return chosen, task.image

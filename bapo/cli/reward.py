@@ -14,10 +14,13 @@ from rich.progress import track
 
 from bapo.cli.arguments import say, waiting
 from bapo.cli.help import Command, group
+from bapo.config.check import read_options
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.dataset import Columns, is_file
+from bapo.tasks.base import TaskContext
+from bapo.tasks.data_files import is_file
+from bapo.tasks.dataset import DatasetOptions
 from bapo.tasks.grading.pool import (
     GraderPool,
     UngradedError,
@@ -27,7 +30,7 @@ from bapo.tasks.grading.pool import (
     VerifierTimeoutError,
 )
 from bapo.tasks.grading.trial import BUSY, PARTLY, RIGHT, WRONG, Trial, read_prompts, try_reward
-from bapo.tasks.rewards import grades_groups, reward_columns
+from bapo.tasks.rewards import grades_groups
 from bapo.tasks.right_answers import gold_text
 
 SHOWN = 5
@@ -81,9 +84,11 @@ def try_out(
     """
     if "{answer}" not in gold_format:
         raise ConfigError(f"--gold-format {gold_format!r} must contain {{answer}}")
-    trial, extra = Trial(), tuple(name for name in columns.split(",") if name)
+    extra = [name for name in columns.split(",") if name]
+    table = {"path": data, "prompt_column": prompt_column, "answer_column": answer_column, "extra_columns": extra}
+    options, trial = read_options(DatasetOptions, table, ("task", "options")), Trial()
     with waiting(f"loading {data} from the Hugging Face Hub") if not is_file(data) else nullcontext():
-        prompts = read_prompts(data, _columns(reward, prompt_column, answer_column, extra), rows, trial)
+        prompts = read_prompts(options, TaskContext(reward=reward), rows, trial)
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
     if not prompts:
@@ -100,18 +105,6 @@ def try_out(
     else:
         _tell(trial, is_fit=is_fit)
     raise typer.Exit(0 if is_fit else 1)
-
-
-def _columns(reward: str, prompt: str | None, answer: str | None, extra: tuple[str, ...]) -> Columns:
-    return Columns(
-        prompt=prompt,
-        answer=answer,
-        extra=extra,
-        message_format=None,
-        tokenizer=None,
-        chat_options={},
-        for_reward=reward_columns(reward),
-    )
 
 
 def _graders(reward: str, reward_range: tuple[float, float], timeout_s: float) -> GraderPool:

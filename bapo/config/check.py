@@ -10,13 +10,16 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, merge, nested, without
 from bapo.config.names import ALIASES, FIXED, MOVED, RENAMED, advice_for, of_value
 from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
@@ -26,11 +29,24 @@ def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
     return values, [at_source(layer.source, problem) for problem in problems]
 
 
-def explain(error: ValidationError, sources: Mapping[Key, str], at: Key = ()) -> list[str]:
+def read_options(section: type[M], values: Mapping[str, Any], at: Key) -> M:
+    """The table `at` as the settings of a plug-in. Raises: ConfigError with one line per problem."""
+    problems: list[str] = []
+    read = dict(read_section(section, values, at, problems))
+    try:
+        made = section.model_validate(read)
+    except ValidationError as error:
+        raise ConfigError("\n".join([*problems, *explain(error, None, at)])) from error
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return made
+
+
+def explain(error: ValidationError, sources: Mapping[Key, str] | None, at: Key = ()) -> list[str]:
     """One line per error: source, key, value, and the expected value.
 
     Args:
-        sources: key -> layer that set it.
+        sources: key -> layer that set it; None: the layers are not known here.
         at: key of the section that was validated.
     """
     return [_line({**details, "loc": (*at, *details["loc"])}, sources) for details in error.errors(include_url=False)]
@@ -136,20 +152,25 @@ def _nearest(key: Key, section: type[BaseModel]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-def _line(details: Any, sources: Mapping[Key, str]) -> str:
+def _line(details: Any, sources: Mapping[Key, str] | None) -> str:
     loc: Sequence[Any] = details["loc"]
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "value_error":
         # A rule about several keys includes their names; it has no single source.
         return f"{dotted(loc)}: {message}" if loc else message
+    if details["type"] == "missing" and isinstance(loc[-1], str):
+        return f"{dotted(loc)} is required"
     if details["type"] == "missing":
         loc, message = loc[:-1], "too few values"
     if details["type"] == "string_pattern_mismatch":
         message = "must be at most 64 letters, digits and . _ -, starting with a letter or digit"
     message += of_value(details["input"])
     key = tuple(str(part) for part in loc)
+    problem = f"{dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}"
+    if sources is None:
+        return problem
     source = next((sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in sources), "default")
-    return at_source(source, f"{dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}")
+    return at_source(source, problem)
 
 
 def at_source(source: str, problem: str) -> str:

@@ -1,97 +1,144 @@
-"""Interface of a task: its prompts and its reward.
+"""Tasks: prompts and their verifiable reward.
 
-A custom task is any object with this interface, given in the config as a dotted path
-(`task.name = "my_package.my_module:make_task"`, called with the `[task.options]` table as keywords).
+    class Doubles(Task):
+        name = "doubles"
+        held_out_splits = ("test",)
+        def prompts(self, split): ...
+        def reward(self, prompt, text): ...
+
+`task.name` is the name of one that is shipped, or any callable that returns one, of a user's own:
+`my_package.my_module:Doubles`. It gets the `[task.options]` table as keywords, or as an argument whose type derives
+from `TaskOptions`; and what it may know of the run as an argument of type `TaskContext`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+from pydantic import Field
+
+from bapo.algorithms.settings import Frozen
 from bapo.core.codec import require_carried
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.types import IMAGE as IMAGE
 from bapo.core.types import Prompt
 
 
-class Task(Protocol):
+class TaskOptions(Frozen):
+    """Base class of the `[task.options]` table of a task: typed, unknown keys are refused."""
+
+
+class GeneratedOptions(TaskOptions):
+    """Of tasks whose problems are generated."""
+
+    num_train: int = Field(2000, ge=1)
+    """Problems in `train`."""
+    seed: int = 0
+    """Of these."""
+    num_held_out: int = Field(1000, ge=1)
+    """Problems in each held-out split."""
+    held_out_seed: int = 0
+    """Of these: runs that differ in `seed` are measured on the same problems."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """What a task may know of its run."""
+
+    member: str = ""
+    """Of a family of tasks, `reasoning_gym:NAME`: the name."""
+    tokenizer: str | None = None
+    """Folder or Hub id of the model, whose chat template writes conversations."""
+    reward: str | None = None
+    """`task.reward`, which grades instead of the task: its prompts keep the columns that it asks for."""
+
+
+class Task(ABC):
     """Prompts and a verifiable reward. Pure: the same arguments always return the same result."""
 
     name: str
+    """As its prompts have it."""
+    is_family = False
+    """Whether it is many tasks, each with a name: `reasoning_gym:NAME`."""
+    extracts_by_gold = False
+    """Whether `extract` holds for any reward, `task.reward` too."""
 
+    @property
+    @abstractmethod
+    def held_out_splits(self) -> tuple[str, ...]:
+        """Names of the splits that are evaluated and never trained."""
+
+    @abstractmethod
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split, in a stable order. Every task has the split `train`; all other splits are held out.
 
         Raises: ConfigError for an unknown split.
         """
-        ...
 
-    @property
-    def held_out_splits(self) -> tuple[str, ...]:
-        """Names of the splits that are evaluated and never trained."""
-        ...
-
+    @abstractmethod
     def reward(self, prompt: Prompt, text: str) -> float | None:
         """r(x, y) in [0, 1]. Wrong or unparsable text is 0.0, never an exception; None: it cannot be graded."""
-        ...
 
-    # A task may also have `level(prompt) -> float | None`, a difficulty where lower is easier: required by curriculum
-    # selectors.
+    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+        """[G] rewards of all responses to a prompt, in the order of the texts."""
+        return [self.reward(prompt, text) for text in texts]
 
     def gold(self, prompt: Prompt) -> str | None:
         """A correct response, if one is known: `bapo doctor` checks that its reward is 1.0."""
-        ...
-
-
-@runtime_checkable
-class HasExtract(Protocol):
-    """Optional for a task: the part of a response that its reward reads, for display.
-
-    If an attribute `extracts_by_gold` is true, it also applies to `[task] reward`.
-    """
-
-    def extract(self, prompt: Prompt, text: str) -> str | None:
-        """The answer that `reward` compares; None if the text has none."""
-        ...
-
-
-@runtime_checkable
-class GradesGroups(Protocol):
-    """Optional for a task: grade all responses to a prompt in one call. None: it cannot be graded."""
-
-    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
-        """[G] rewards in the order of the texts."""
-        ...
-
-
-@runtime_checkable
-class LoadsReward(Protocol):
-    """Optional for a task: user code that only graders import."""
-
-    def load_reward(self) -> None:
-        """Import it now. Raises: ConfigError."""
-        ...
-
-
-@runtime_checkable
-class HasExpert(Protocol):
-    """Optional for a task: expert solutions to train on (LUFFY, ReLIFT). Default: `gold`."""
+        return None
 
     def expert(self, prompt: Prompt) -> str | None:
-        """An expert's solution with its reasoning; None if there is none."""
-        ...
+        """An expert's solution with its reasoning, to train on (LUFFY, ReLIFT); None if there is none."""
+        return self.gold(prompt)
 
+    def extract(self, prompt: Prompt, text: str) -> str | None:
+        """The part of a response that `reward` reads, for display and majority votes; None if the text has none."""
+        return None
 
-@runtime_checkable
-class HasImages(Protocol):
-    """Optional for a task: the images of its prompts (read and checked by `bapo.tasks.images`)."""
+    def level(self, prompt: Prompt) -> float | None:
+        """The difficulty, lower is easier; selectors with a curriculum need it for every prompt."""
+        return None
 
     def image(self, digest: str) -> bytes:
-        """The PNG or JPEG file with this sha256, from a prompt of the task. Raises: KeyError if there is none."""
-        ...
+        """The PNG or JPEG file with this sha256, from a prompt of the task, read and checked by `bapo.tasks.images`.
+
+        Raises: KeyError if there is none; ConfigError for a task without images.
+        """
+        raise ConfigError(f"task {self.name!r}: its prompts have images, so it must define image(digest)")
+
+    def load_reward(self) -> None:  # noqa: B027 - most tasks have none
+        """Import user code that only graders need. Raises: ConfigError."""
+
+
+def as_task(made: object) -> Task:
+    """What a user's factory returned, as a task: an object with the members of one need not derive from `Task`.
+
+    Raises: ConfigError that names the members that are missing.
+    """
+    if isinstance(made, Task) and hasattr(made, "name"):
+        return made
+    found = {name: getattr(made, name, None) for name in ("name", *dir(Task)) if not name.startswith("_")}
+    members = {name: staticmethod(own) if callable(own) else own for name, own in found.items() if own is not None}
+    if missing := [name for name in ("name", *sorted(Task.__abstractmethods__)) if name not in members]:
+        raise ConfigError(f"{type(made).__name__} is missing {', '.join(missing)}; derive it from bapo.tasks.base.Task")
+    task: Task = type(type(made).__name__, (Task,), members)()
+    return task
+
+
+def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt, str], str | None] | None:
+    """How a task finds the answer in a response; None when it does not say.
+
+    Args:
+        another_reward: responses are graded by another reward than the task's own. It reads another answer, unless
+            the task goes by a format that holds for both (`extracts_by_gold`).
+    """
+    says = type(task).extract is not Task.extract
+    return task.extract if says and (task.extracts_by_gold or not another_reward) else None
 
 
 ROW, MESSAGES, TEMPLATED = "_row", "_messages", "_templated"
@@ -115,7 +162,7 @@ def make_prompt(
     Args:
         extra: columns for the reward that do not change the prompt: stored in `answer`, excluded from the id.
         images: digests of its images, one per `<image>` in the text, in order; the task provides the files
-            (`HasImages`).
+            (`Task.image`).
         templated: whether `text` has all special tokens already, as a chat template writes them: then the tokenizer
             adds none. None: it is text, unless it has the conversation that it was written from.
     Raises: ConfigError if it cannot be serialized: an integer beyond 64 bits, a lone surrogate, an answer nested deeper

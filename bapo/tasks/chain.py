@@ -20,11 +20,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
-from bapo.tasks.base import make_prompt
+from bapo.tasks.base import GeneratedOptions, Task, make_prompt
 
 NAME = "chain"
 LONG = f"{NAME}-long"
@@ -76,33 +79,46 @@ class Chain:
         return zlib.crc32(self.text.encode()) % NUM_BUCKETS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """What determines the problems of a split."""
+class ChainOptions(GeneratedOptions):
+    """The `[task.options]` table."""
 
-    name: str
-    num: int
-    steps: tuple[int, int]
-    """Fewest and most operations, all equally often."""
-    seed: int
+    num_train: int = Field(4000, ge=1)
+    min_steps: int = Field(MIN_STEPS, ge=1)
+    """Fewest operations of a problem of `train` and of `chain`; all numbers of them are equally likely."""
+    max_steps: int = Field(MAX_STEPS, ge=1)
+    """Most."""
+    held_out: tuple[Literal["chain", "chain-long"], ...] = ("chain", "chain-long")
+    """Which splits to evaluate."""
+
+    @model_validator(mode="after")
+    def steps_rise(self) -> Self:
+        """Check that min_steps <= max_steps."""
+        if self.min_steps > self.max_steps:
+            raise ValueError(f"task.options.min_steps = {self.min_steps} is more than max_steps = {self.max_steps}")
+        return self
 
 
-class ChainTask:
-    """Seeded problems and an exact verifier; see `make_task` for the options."""
+class ChainTask(Task):
+    """Seeded problems and an exact verifier."""
 
     name = NAME
 
-    def __init__(self, splits: Sequence[Split]) -> None:
-        self._splits = {split.name: split for split in splits}
+    def __init__(self, options: ChainOptions) -> None:
+        self._options = options
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        return tuple(name for name in self._splits if name != TRAIN)
+        return self._options.held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        if split not in self._splits:
-            raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join(self._splits)}")
-        return _prompts(self._splits[split])
+        """All prompts of a split. Raises: ConfigError for an unknown split."""
+        options = self._options
+        steps = LONG_STEPS if split == LONG else (options.min_steps, options.max_steps)
+        if split == TRAIN:
+            return _prompts(split, options.num_train, steps, options.seed)
+        if split in options.held_out:
+            return _prompts(split, options.num_held_out, steps, options.held_out_seed)
+        raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join((TRAIN, *options.held_out))}")
 
     def reward(self, prompt: Prompt, text: str) -> float:
         """1.0 if the last answer is the last value, else 0.0."""
@@ -117,41 +133,6 @@ class ChainTask:
 
     def gold(self, prompt: Prompt) -> str:
         return ANSWER_FORMAT.format(answer=prompt.answer["value"])
-
-
-def make_task(
-    *,
-    num_train: int = 4000,
-    min_steps: int = MIN_STEPS,
-    max_steps: int = MAX_STEPS,
-    seed: int = 0,
-    num_held_out: int = 1000,
-    held_out: Sequence[str] = (NAME, LONG),
-    held_out_seed: int = 0,
-) -> ChainTask:
-    """Create the task from the `[task.options]` table.
-
-    Args:
-        num_train: problems in `train`; seed: of these.
-        min_steps, max_steps: operations of a problem of `train` and of `chain`.
-        num_held_out: problems in each held-out split; held_out: which of chain and chain-long to evaluate.
-        held_out_seed: separate, so that runs with different seeds are evaluated on the same problems.
-    Raises: ConfigError for an invalid option.
-    """
-    counts = {"num_train": num_train, "num_held_out": num_held_out, "min_steps": min_steps, "max_steps": max_steps}
-    for option, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"task.options.{option} must be an integer >= 1, got {value!r}")
-    if min_steps > max_steps:
-        raise ConfigError(f"task.options.min_steps = {min_steps} is more than max_steps = {max_steps}")
-    steps = {NAME: (min_steps, max_steps), LONG: LONG_STEPS}
-    unknown = [name for name in held_out if name not in steps]
-    if unknown:
-        raise ConfigError(f"task.options.held_out has unknown {unknown}; known: {', '.join(steps)}")
-    train = Split(name=TRAIN, num=num_train, steps=(min_steps, max_steps), seed=seed)
-    return ChainTask(
-        [train, *(Split(name=name, num=num_held_out, steps=steps[name], seed=held_out_seed) for name in held_out)]
-    )
 
 
 def prompt_of(chain: Chain) -> Prompt:
@@ -177,7 +158,7 @@ def distinct_chains(rng: random.Random, steps: tuple[int, int], buckets: Collect
 
 
 @lru_cache(maxsize=32)
-def _prompts(split: Split) -> tuple[Prompt, ...]:
-    buckets: Collection[int] = TRAIN_BUCKETS if split.name == TRAIN else HELD_OUT_BUCKETS
-    rng = random.Random(f"{NAME}/{split.name}/{split.seed}")  # noqa: S311 - reproducible, not secret
-    return tuple(map(prompt_of, islice(distinct_chains(rng, split.steps, buckets), split.num)))
+def _prompts(split: str, num: int, steps: tuple[int, int], seed: int) -> tuple[Prompt, ...]:
+    buckets: Collection[int] = TRAIN_BUCKETS if split == TRAIN else HELD_OUT_BUCKETS
+    rng = random.Random(f"{NAME}/{split}/{seed}")  # noqa: S311 - reproducible, not secret
+    return tuple(map(prompt_of, islice(distinct_chains(rng, steps, buckets), num)))

@@ -27,39 +27,67 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
+from typing import Literal
+
+from pydantic import Field, field_validator
 
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.base import make_prompt
+from bapo.tasks.base import GeneratedOptions, Task, make_prompt
 
 NAME = "countdown"
+TRAIN = "train"
 CD3_SHARE_OF_HELD_OUT = {"cd3": 1.0, "cd34": 0.5, "cd4": 0.0}
 DEFAULT_PROMPT_FORMAT = "{numbers}->{target}:"
 
 
-class CountdownTask:
-    """Seeded problems and an exact verifier; see `make_task` for the options."""
+class CountdownOptions(GeneratedOptions):
+    """The `[task.options]` table."""
+
+    cd3_share: float = Field(0.25, ge=0, le=1)
+    """Share of the problems in `train` with 3 numbers; the rest have 4."""
+    held_out: tuple[Literal["cd3", "cd34", "cd4"], ...] = ("cd34", "cd4")
+    """Which splits to evaluate."""
+    prompt_format: str = DEFAULT_PROMPT_FORMAT
+    """Text of a prompt, with the fields {numbers} ("12,99,7") and {target}."""
+
+    @field_validator("prompt_format")
+    @classmethod
+    def prompt_format_can_be_filled(cls, prompt_format: str) -> str:
+        """Check the fields."""
+        try:
+            shown = prompt_format.format(numbers="12,99,7", target=80)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{prompt_format!r} cannot be filled: {error!r}; its fields are {{numbers}} and {{target}}, and "
+                "literal braces must be doubled"
+            ) from error
+        if "12,99,7" not in shown or "80" not in shown:
+            raise ValueError(f"{prompt_format!r} must contain {{numbers}} and {{target}}")
+        return prompt_format
+
+
+class CountdownTask(Task):
+    """Seeded problems and an exact verifier."""
 
     name = NAME
 
-    def __init__(
-        self, *, problems: dict[str, tuple[int, float, int]], held_out: tuple[str, ...], prompt_format: str
-    ) -> None:
-        """`problems`: (number of problems, share of CD-3, seed) of each split."""
-        self._problems = problems
-        self._held_out = held_out
-        self._prompt_format = prompt_format
+    def __init__(self, options: CountdownOptions) -> None:
+        self._options = options
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        return self._held_out
+        return self._options.held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; CD-3 and CD-4 are mixed. Raises: ConfigError for an unknown split."""
-        if split not in self._problems:
-            raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join(self._problems)}")
-        num, cd3_share, seed = self._problems[split]
-        return _prompts(split, num, cd3_share, seed, self._prompt_format)
+        options = self._options
+        if split == TRAIN:
+            return _prompts(split, options.num_train, options.cd3_share, options.seed, options.prompt_format)
+        if split in options.held_out:
+            share, seed = CD3_SHARE_OF_HELD_OUT[split], options.held_out_seed
+            return _prompts(split, options.num_held_out, share, seed, options.prompt_format)
+        raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join((TRAIN, *options.held_out))}")
 
     def reward(self, prompt: Prompt, text: str) -> float:
         """1.0 if the last answer uses each number once and equals the target, else 0.0."""
@@ -78,39 +106,6 @@ class CountdownTask:
         return None if expression is None else f"{ANSWER_START}{expression}{ANSWER_END}"
 
 
-def make_task(
-    *,
-    num_train: int = 2000,
-    cd3_share: float = 0.25,
-    seed: int = 0,
-    num_held_out: int = 1000,
-    held_out: Sequence[str] = ("cd34", "cd4"),
-    held_out_seed: int = 0,
-    prompt_format: str = DEFAULT_PROMPT_FORMAT,
-) -> CountdownTask:
-    """Create the task from the `[task.options]` table.
-
-    Args:
-        num_train: problems in `train`; cd3_share: share of them with 3 numbers, the rest have 4.
-        seed: of the training problems; `held_out_seed` is separate, so that runs with different seeds are evaluated on
-            the same problems.
-        num_held_out: problems in each held-out split; held_out: which of cd3, cd34, cd4 to evaluate.
-        prompt_format: text of a prompt, with the fields {numbers} ("12,99,7") and {target}.
-    Raises: ConfigError for an invalid option.
-    """
-    _check_count("num_train", num_train)
-    _check_count("num_held_out", num_held_out)
-    if not 0.0 <= cd3_share <= 1.0:
-        raise ConfigError(f"task.options.cd3_share must be in [0, 1], got {cd3_share}")
-    unknown = [name for name in held_out if name not in CD3_SHARE_OF_HELD_OUT]
-    if unknown:
-        raise ConfigError(f"task.options.held_out has unknown {unknown}; known: {', '.join(CD3_SHARE_OF_HELD_OUT)}")
-    _check_format(prompt_format)
-    problems = {"train": (num_train, float(cd3_share), seed)}
-    problems |= {name: (num_held_out, CD3_SHARE_OF_HELD_OUT[name], held_out_seed) for name in held_out}
-    return CountdownTask(problems=problems, held_out=tuple(held_out), prompt_format=prompt_format)
-
-
 def prompt_of(problem: Problem, prompt_format: str = DEFAULT_PROMPT_FORMAT) -> Prompt:
     """The prompt of `problem`. Its answer contains no solution, only what the verifier needs."""
     numbers = ",".join(map(str, problem.numbers))
@@ -121,30 +116,13 @@ def prompt_of(problem: Problem, prompt_format: str = DEFAULT_PROMPT_FORMAT) -> P
 @lru_cache(maxsize=32)
 def _prompts(split: str, num: int, cd3_share: float, seed: int, prompt_format: str) -> tuple[Prompt, ...]:
     """Cached: generating a thousand held-out problems takes 0.2 s, and every evaluation needs them."""
-    buckets: Collection[int] = TRAIN_BUCKETS if split == "train" else HELD_OUT_BUCKETS
+    buckets: Collection[int] = TRAIN_BUCKETS if split == TRAIN else HELD_OUT_BUCKETS
     rng = random.Random(f"{NAME}/{split}/{seed}")  # noqa: S311 - reproducible, not secret
     num_cd3 = round(num * cd3_share)
     problems = list(islice(distinct_problems(rng, 3, buckets), num_cd3))
     problems += islice(distinct_problems(rng, 4, buckets), num - num_cd3)
     rng.shuffle(problems)
     return tuple(prompt_of(problem, prompt_format) for problem in problems)
-
-
-def _check_count(option: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"task.options.{option} must be an integer >= 1, got {value!r}")
-
-
-def _check_format(prompt_format: str) -> None:
-    try:
-        shown = prompt_format.format(numbers="12,99,7", target=80)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"task.options.prompt_format {prompt_format!r} cannot be filled: {error!r}; "
-            "its fields are {numbers} and {target}, and literal braces must be doubled"
-        ) from error
-    if "12,99,7" not in shown or "80" not in shown:
-        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must contain {{numbers}} and {{target}}")
 
 
 MAX_NUMBER = 99

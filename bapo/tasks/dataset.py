@@ -6,27 +6,36 @@
 
 A prompt that is a list of messages is rendered with the model's chat template. If the assistant's message is the last,
 the model continues it: rewards read it with the response, and a gold or expert solution may contain it. Images are
-kept in memory, encoded. Not supported: streaming.
+kept in memory, encoded.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
 
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import IMAGE, MESSAGES, ROW, beginning_of, make_prompt, whole_responses
+from bapo.tasks.base import (
+    IMAGE,
+    MESSAGES,
+    ROW,
+    Task,
+    TaskContext,
+    TaskOptions,
+    beginning_of,
+    make_prompt,
+    whole_responses,
+)
 from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
+from bapo.tasks.data_files import Row, first_with_values, is_file, read_rows
 from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Reward, load_reward, reward_columns
 from bapo.tasks.right_answers import as_text, exact_texts, folded, gold_text, is_list_in_text, right_answers
@@ -39,81 +48,108 @@ TRAIN = "train"
 QUESTION = "{prompt}"
 MESSAGE_FORMAT = "{content}\n"
 """For models without a chat template."""
+ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
+    "answer": (),
+    "reward_model.ground_truth": ("data_source", "ability", "extra_info"),
+    "reward_spec.ground_truth": ("data_source", "env_class", "extra_info"),
+    "final_answer": (),
+    "solution": (),
+}
+"""Native, verl, SkyRL, OlympiadBench, TRL: the first that has a value in any row of the file is taken, with the
+columns that the layout's rewards ask for."""
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
+"""The first that has a value in any row of the file is taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Columns of a row, and how they are rendered as text."""
+class DatasetOptions(TaskOptions):
+    """The `[task.options]` table."""
 
-    prompt: str | None
-    answer: str | None
-    """None: each file's own, by its columns that have values (`columns_of_file`)."""
-    extra: tuple[str, ...]
-    message_format: str | None
-    """None: use the chat template."""
-    tokenizer: str | None
-    """Directory or Hub id with the chat template."""
-    chat_options: Mapping[str, Any]
-    for_reward: frozenset[str] = frozenset()
-    """Columns that the reward asks for, ALL for every one; no part of the prompt's identity."""
+    path: str
+    """Training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id "owner/name:split"."""
+    held_out: dict[str, str] = Field(default_factory=dict)
+    """Name of each held-out split -> its data, written like `path`."""
+    prompt_column: str | None = None
+    """Dots step into nested columns; null: each file's own is recognized, the first of the known names that has a value
+    in any row."""
+    answer_column: str | None = None
+    """Likewise."""
+    extra_columns: tuple[str, ...] = ()
+    """Further columns that the reward finds in `prompt.answer`, by name. Those that a function of columns takes by name
+    or by `**kwargs` are there without it. A column `level` of numbers is the prompt's difficulty for selectors that go
+    from easy to hard."""
+    message_format: str | None = None
+    """How one message of a conversation is written, with the fields {role} and {content}; null: the chat template of
+    the tokenizer, and "{content}\\n" where it has none."""
+    tokenizer: str | None = None
+    """Folder or Hub id that has the chat template; null: the model's."""
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, such as { enable_thinking = false }; also `tools` and `documents`."""
     chat_date: str = CHAT_DATE
+    """YYYY-MM-DD, for a chat template that prints today's date; fixed, so that prompt ids do not change from day to
+    day."""
     question_format: str = QUESTION
+    """What is asked, around the field {prompt}, where prompts are texts."""
     chat: bool = False
+    """A prompt that is text is a message of the user, written by the chat template."""
     system_prompt: str | None = None
-    task: str = NAME
-    """What prompts say of who grades them."""
-    images: str | None = None
-    """Column of the images; None: prompts are text."""
-    by_text: bool = False
-    """Whether answers are compared as texts, by no function: an answer that is none is then its row's error."""
+    """The first message of conversations that have no system message; texts need `chat`."""
+    reward: str | None = None
+    """A reward by name (docs/your_task.md); null: exact match of the stripped text with the answer, or with any of them
+    where the answer is a list. `task.reward` replaces it."""
+    gold_format: str | None = None
+    """A response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>"; it also says
+    what the run's page shows as the extracted answer."""
+    expert_column: str | None = None
+    """An expert's solution of each problem, for methods that train on it; null: the gold response."""
+    images_column: str | None = None
+    """Images of a prompt, one or a list: paths (relative to the data file), or maps with `bytes` or `path`. The prompt
+    has one `<image>` per image (docs/images.md)."""
 
-    def asked(self, value: Any) -> Any:
-        """Prompt of a row: text, or messages if the row has them or the options build them."""
-        if self.images is not None and isinstance(value, list):
-            value = [in_words(message) for message in value]
-        if isinstance(value, str):
-            value = self.question_format.replace(QUESTION, value)
-        if isinstance(value, str) and self.chat:
-            value = [{"role": "user", "content": value}]
-        if self.system_prompt is None or not isinstance(value, list):
-            return value
-        has_one = any(isinstance(message, Mapping) and message.get("role") == "system" for message in value)
-        return value if has_one else [{"role": "system", "content": self.system_prompt}, *value]
+    @field_validator("held_out")
+    @classmethod
+    def train_is_not_held_out(cls, held_out: dict[str, str]) -> dict[str, str]:
+        """Check the names of the splits."""
+        if TRAIN in held_out:
+            raise ValueError(f"{TRAIN!r} is reserved for the training split")
+        return held_out
+
+    @field_validator("extra_columns")
+    @classmethod
+    def answer_is_not_extra(cls, extra_columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Check the names of the columns."""
+        if "answer" in extra_columns:
+            raise ValueError("'answer' is reserved for the answer column")
+        return extra_columns
+
+    @field_validator("question_format")
+    @classmethod
+    def question_format_has_the_prompt(cls, question_format: str) -> str:
+        """Check the field."""
+        if QUESTION not in question_format:
+            raise ValueError(f"{question_format!r} must contain {QUESTION}")
+        return question_format
 
 
-class DatasetTask:
-    """Rows as prompts; see `make_task` for the options."""
+class DatasetTask(Task):
+    """Rows as prompts."""
 
-    def __init__(
-        self,
-        *,
-        sources: Mapping[str, str],
-        columns: Columns,
-        reward: str | None,
-        gold_format: str | None,
-        expert_column: str | None = None,
-        origins: Mapping[str, str] | None = None,
-    ) -> None:
-        self._sources = dict(sources)
-        self._origins = origins or {}
-        self._columns = columns
-        self._reward_name = reward
-        self._gold_format = gold_format
-        self._expert_column = expert_column
+    name = NAME
+    origins: ClassVar[Mapping[str, str]] = {}
+    """Name of a split -> where its file comes from, for the message when it is not there."""
+
+    def __init__(self, options: DatasetOptions, context: TaskContext) -> None:
+        """Files are read at the first call of `prompts`."""
+        self._options = options
+        self._context = context
+        self._sources = {TRAIN: options.path, **options.held_out}
+        exact = "{answer}" if options.reward is None else None
+        self._gold_format = exact if options.gold_format is None else options.gold_format
+        self.extracts_by_gold = self._gold_format is not None and marks_of(self._gold_format) is not None
         self._images = Images()
 
     @property
-    def name(self) -> str:
-        return self._columns.task
-
-    def named(self, name: str) -> DatasetTask:
-        """The same under the name of a task that is made of it."""
-        self._columns = replace(self._columns, task=name)
-        return self
-
-    @property
     def held_out_splits(self) -> tuple[str, ...]:
-        return tuple(split for split in self._sources if split != TRAIN)
+        return tuple(self._options.held_out)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All distinct prompts of a split, in file order.
@@ -160,7 +196,8 @@ class DatasetTask:
         if self._gold_format is None:
             return None
         answer = prompt.answer["answer"]
-        gold = right_answers(answer)[0] if self._columns.by_text else gold_text(answer)
+        by_text = _reward_name(self._options, self._context) is None
+        gold = right_answers(answer)[0] if by_text else gold_text(answer)
         return _continued(prompt, self._gold_format.replace("{answer}", gold))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
@@ -168,30 +205,25 @@ class DatasetTask:
         custom reward without a format."""
         if self.extracts_by_gold:
             return written_answer(str(self._gold_format), beginning_of(prompt) + text)
-        return text.strip() if self._reward_name is None else None
-
-    @property
-    def extracts_by_gold(self) -> bool:
-        """Whether `gold_format` defines the position of the answer, for any reward."""
-        return self._gold_format is not None and marks_of(self._gold_format) is not None
+        return text.strip() if self._options.reward is None else None
 
     def expert(self, prompt: Prompt) -> str | None:
         """Value of the column; without a column, the gold response."""
-        if self._expert_column is None:
+        if self._options.expert_column is None:
             return self.gold(prompt)
-        value = prompt.answer.get(self._expert_column)
+        value = prompt.answer.get(self._options.expert_column)
         return None if value is None else _continued(prompt, as_text(value))
 
     @cached_property
     def _reward(self) -> Reward | None:
         """Imported only by graders."""
-        return None if self._reward_name is None else load_reward(self._reward_name)
+        return None if self._options.reward is None else load_reward(self._options.reward)
 
     @cached_property
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
         self._require_files()
-        splits = {split: _read_prompts(source, self._columns, self._images) for split, source in self._sources.items()}
+        splits = {split: self._read(source) for split, source in self._sources.items()}
         # Without the answer: one data set writes it as 142, the other as 142.0.
         held_out = {_question(prompt) for split in self.held_out_splits for prompt in splits[split].values()}
         leaked = [prompt_id for prompt_id, prompt in splits[TRAIN].items() if _question(prompt) in held_out]
@@ -206,118 +238,45 @@ class DatasetTask:
     def _require_files(self) -> None:
         """Raises: ConfigError that names every file which is not there, and where it comes from."""
         missing = [
-            source + (f" ({split} is {self._origins[split]} on the Hugging Face Hub)" if split in self._origins else "")
+            source + (f" ({split} is {self.origins[split]} on the Hugging Face Hub)" if split in self.origins else "")
             for split, source in self._sources.items()
             if is_file(source) and not Path(source).is_file()
         ]
         if missing:
             raise ConfigError(f"dataset file {', '.join(missing)} not found (in {Path.cwd()})")
 
-
-def make_task(
-    *,
-    path: str,
-    held_out: Mapping[str, str] | None = None,
-    prompt_column: str | None = None,
-    answer_column: str | None = None,
-    extra_columns: Sequence[str] = (),
-    message_format: str | None = None,
-    tokenizer: str | None = None,
-    chat_options: Mapping[str, Any] | None = None,
-    chat_date: str = CHAT_DATE,
-    question_format: str = QUESTION,
-    chat: bool = False,
-    system_prompt: str | None = None,
-    reward: str | None = None,
-    gold_format: str | None = None,
-    expert_column: str | None = None,
-    origins: Mapping[str, str] | None = None,
-    images_column: str | None = None,
-    graded_by: str | None = None,
-) -> DatasetTask:
-    """Create the task from the `[task.options]` table.
-
-    Args:
-        path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
-            "owner/name:split".
-        held_out: name of each held-out split -> its data, written like `path`.
-        prompt_column, answer_column: dots step into nested columns; by default each file's own are recognized: the
-            first of the known names that has a value in any row.
-        extra_columns: further columns that the reward finds in `prompt.answer`, by name. Those that a function of
-            columns takes by name or by `**kwargs` are there without it. A column `level` of numbers is the prompt's
-            difficulty for selectors that go from easy to hard.
-        message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
-            the chat template of the tokenizer, and "{content}\\n" where it has none.
-        tokenizer: folder or Hub id that has the chat template; default: the model's.
-        chat_options: variables of the chat template, such as { enable_thinking = false }; also `tools` and `documents`.
-        chat_date: YYYY-MM-DD, for a chat template that prints today's date; fixed, so that prompt ids do not
-            change from day to day.
-        question_format: what is asked, around the field {prompt}, where prompts are texts.
-        chat: a prompt that is text is a message of the user, written by the chat template.
-        system_prompt: the first message of conversations that have no system message; texts need `chat`.
-        reward: a reward by name (docs/your_task.md); default: exact match of the stripped text with the answer, or with
-            any of them where the answer is a list.
-        gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
-            it also says what the run's page shows as the extracted answer.
-        expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
-        origins: name of a split -> where its file comes from, for the message when it is not there.
-        images_column: images of a prompt, one or a list: paths (relative to the data file), or maps with `bytes` or
-            `path`. The prompt has one `<image>` per image (docs/images.md).
-        graded_by: `[task] reward`, which replaces `reward`; set by `load_task`.
-    Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
-    """
-    held_out = held_out or {}
-    if TRAIN in held_out:
-        raise ConfigError(f"task.options.held_out: {TRAIN!r} is reserved for the training split")
-    if "answer" in extra_columns:
-        raise ConfigError("task.options.extra_columns: 'answer' is reserved for the answer column")
-    if QUESTION not in question_format:
-        raise ConfigError(f"task.options.question_format {question_format!r} must contain {QUESTION}")
-    if gold_format is None and reward is None:
-        gold_format = "{answer}"
-    columns = Columns(
-        prompt=prompt_column,
-        answer=answer_column,
-        extra=tuple(dict.fromkeys([*extra_columns, *([expert_column] if expert_column else [])])),
-        message_format=message_format,
-        tokenizer=tokenizer,
-        chat_options=chat_options or {},
-        chat_date=chat_date,
-        question_format=question_format,
-        chat=chat,
-        system_prompt=system_prompt,
-        images=images_column,
-        for_reward=reward_columns(name) if (name := graded_by or reward) else frozenset(),
-        by_text=graded_by is None and reward is None,
-    )
-    return DatasetTask(
-        sources={TRAIN: path, **held_out},
-        columns=columns,
-        reward=reward,
-        gold_format=gold_format,
-        expert_column=expert_column,
-        origins=origins,
-    )
+    def _read(self, source: str) -> dict[str, Prompt]:
+        """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
+        prompts: dict[str, Prompt] = {}
+        num_rows = 0
+        prompt_of = PromptWriter(source, self._options, self._context, self._images, task=self.name)
+        for row in read_rows(source):
+            num_rows += 1
+            prompt = prompt_of(row)
+            prompts.setdefault(prompt.prompt_id, prompt)
+        if not prompts:
+            raise ConfigError(f"dataset {source} has no rows")
+        if num_rows > len(prompts):
+            log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
+        _tell_of_other_answers(source, prompts.values())
+        if _reward_name(self._options, self._context) is None:
+            _tell_of_lists(source, prompts.values())
+        return prompts
 
 
-def _read_prompts(source: str, columns: Columns, images: Images) -> dict[str, Prompt]:
-    """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
-    prompts: dict[str, Prompt] = {}
-    num_rows = 0
-    columns = columns_of_file(source, columns)
-    write = Conversations(columns)
-    for row in read_rows(source):
-        num_rows += 1
-        prompt = prompt_of(row, columns, write, _images_of(row, columns, images, source))
-        prompts.setdefault(prompt.prompt_id, prompt)
-    if not prompts:
-        raise ConfigError(f"dataset {source} has no rows")
-    if num_rows > len(prompts):
-        log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
-    _tell_of_other_answers(source, prompts.values())
-    if columns.by_text:
-        _tell_of_lists(source, prompts.values())
-    return prompts
+def _reward_name(options: DatasetOptions, context: TaskContext) -> str | None:
+    """The function that grades; None: answers are compared as texts, and any other type is the error of its row."""
+    return context.reward or options.reward
+
+
+def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
+    """What the model reads."""
+    return prompt.text, tuple(prompt.images)
+
+
+def _continued(prompt: Prompt, text: str) -> str:
+    """A solution as what follows the beginning of the assistant's message, if there is one."""
+    return text.removeprefix(beginning_of(prompt))
 
 
 def _tell_of_other_answers(source: str, prompts: Iterable[Prompt]) -> None:
@@ -350,114 +309,149 @@ def _tell_of_lists(source: str, prompts: Iterable[Prompt]) -> None:
         )
 
 
-def _require_no_fields(row: Row, column: str, columns: Columns) -> None:
-    """Raises: ConfigError for an answer that is compared as text, and that no response can equal."""
-    if columns.by_text and _has_fields(row.get(column)):
-        raise ConfigError(
-            f"{row.where}: column {column!r} is {str(row.get(column))[:60]}, with fields, so no response can equal it; "
-            f"take one, task.options.answer_column = {column + '.FIELD'!r}, or write a reward (docs/your_task.md)"
-        )
+class PromptWriter:
+    """Writes the rows of one file as prompts, all by the same columns, whichever of them are null in a row."""
 
+    def __init__(
+        self, source: str, options: DatasetOptions, context: TaskContext, images: Images, *, task: str = NAME
+    ) -> None:
+        """Finds the columns that `options` does not name. Raises: ConfigError for a file that is missing.
 
-def _has_fields(answer: Any) -> bool:
-    return isinstance(answer, Mapping) or (isinstance(answer, list) and any(map(_has_fields, answer)))
+        Args:
+            images: where the images of the rows are stored.
+            task: what prompts say of who grades them.
+        """
+        self._options, self._task, self._images = options, task, images
+        prompts = (options.prompt_column,) if options.prompt_column else PROMPT_COLUMNS
+        answers = (options.answer_column,) if options.answer_column else tuple(ANSWER_COLUMNS)
+        prompt, answer = first_with_values(source, prompts, answers)
+        self._prompt, self._answer = prompt or prompts[0], answer or options.answer_column
+        self._folder = Path(source).parent if is_file(source) else None
+        reward = _reward_name(options, context)
+        self._by_text = reward is None
+        self._for_reward = reward_columns(reward) if reward else frozenset[str]()
+        self._write = Conversations(options, context.tokenizer, self._prompt)
 
+    def __call__(self, row: Row) -> Prompt:
+        """One row as a prompt. Raises: ConfigError that names the row."""
+        images, answer, extra = self._images_of(row), self._answer_of(row), dict(self._for_reward_of(row))
+        if not row.has(self._prompt):
+            raise ConfigError(
+                f"{row.where}: column {self._prompt!r} is missing or null; the row has {list(row.values)}. "
+                "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
+            )
+        asked = self._asked(row.get(self._prompt))
+        is_messages = isinstance(asked, list)
+        text = self._write(row, asked) if is_messages else self._plain(row, asked)
+        if is_messages:
+            extra[MESSAGES] = asked
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{row.where}: column {self._prompt!r} must be text or messages, got {asked!r:.80}")
+        self._require_images(row, text, images)
+        _check_json(row, extra | answer)
+        try:
+            prompt = make_prompt(
+                self._task,
+                text,
+                answer,
+                extra=extra | {ROW: row.where},
+                images=images,
+                templated=self._write.by_template if is_messages else None,
+            )
+            if self._by_text:
+                right_answers(answer["answer"])
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"{row.where}: {error}") from error
+        return prompt
 
-def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
-    """What the model reads."""
-    return prompt.text, tuple(prompt.images)
+    def _answer_of(self, row: Row) -> dict[str, Any]:
+        """The answer and the columns of the options, which are part of the prompt's identity."""
+        column, options = self._answer, self._options
+        if column is None:
+            raise ConfigError(
+                f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
+                f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
+            )
+        if not row.has(column):
+            raise ConfigError(
+                f"{row.where}: column {column!r} is missing or null: no answer. It has {list(row.values)}"
+            )
+        answer = row.get(column)
+        if self._by_text and _has_fields(answer):
+            raise ConfigError(
+                f"{row.where}: column {column!r} is {str(answer)[:60]}, with fields, so no response can equal it; "
+                f"take one, task.options.answer_column = {column + '.FIELD'!r}, or write a reward (docs/your_task.md)"
+            )
+        extra = (*options.extra_columns, *filter(None, [options.expert_column]))
+        return {"answer": answer, **{name: row.get(name) for name in extra}}
 
+    def _for_reward_of(self, row: Row) -> Iterator[tuple[str, Any]]:
+        """The columns that the reward asks for; of those that it does not name, the ones that are JSON values."""
+        for name, value in row.values.items():
+            if name not in (self._prompt, self._options.images_column) and (
+                name in self._for_reward or (ALL in self._for_reward and _is_json(value))
+            ):
+                yield name, value
+        # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
+        column = str(self._answer)
+        own_name = () if column == "answer" or "." in column else (column,)
+        for name in (*ANSWER_COLUMNS.get(column, ()), *own_name):
+            if row.has(name):
+                yield name, row.get(name)
 
-def _images_of(row: Row, columns: Columns, images: Images, source: str) -> list[str]:
-    """Digests of the row's images, which are stored in `images`."""
-    if columns.images is None:
-        return []
-    if not row.has(columns.images) and IMAGE not in str(row.get(str(columns.prompt))):
-        return []  # a row without images among others
-    value = row.get(columns.images)
-    folder = Path(source).parent if is_file(source) else None
-    where = f"{row.where}: column {columns.images!r}"
-    return [images.add(one, where, folder) for one in (value if isinstance(value, list) else [value])]
+    def _asked(self, value: Any) -> Any:
+        """Prompt of a row: text, or messages if the row has them or the options build them."""
+        options = self._options
+        if options.images_column is not None and isinstance(value, list):
+            value = [in_words(message) for message in value]
+        if isinstance(value, str):
+            value = options.question_format.replace(QUESTION, value)
+        if isinstance(value, str) and options.chat:
+            value = [{"role": "user", "content": value}]
+        if options.system_prompt is None or not isinstance(value, list):
+            return value
+        has_one = any(isinstance(message, Mapping) and message.get("role") == "system" for message in value)
+        return value if has_one else [{"role": "system", "content": options.system_prompt}, *value]
 
-
-def prompt_of(row: Row, columns: Columns, write: Conversations, images: Sequence[str] = ()) -> Prompt:
-    """One row as a prompt. Raises: ConfigError that names the row.
-
-    Args:
-        columns: of the row's file (`columns_of_file`).
-        images: digests of its images.
-    """
-    asked, column = str(columns.prompt), columns.answer
-    if column is None:
-        raise ConfigError(
-            f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
-            f"set task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
-        )
-    if not row.has(column):
-        raise ConfigError(f"{row.where}: column {column!r} is missing or null: no answer. It has {list(row.values)}")
-    _require_no_fields(row, column, columns)
-    answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
-    # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
-    own_name = () if column == "answer" or "." in column else (column,)
-    extra = dict(_for_reward(row, columns))
-    extra |= {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
-    if not row.has(asked):
-        raise ConfigError(
-            f"{row.where}: column {asked!r} is missing or null; the row has {list(row.values)}. "
-            "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
-        )
-    value = columns.asked(row.get(asked))
-    templated: bool | None = None
-    if isinstance(value, list):
-        text, templated = write(row, value), write.by_template
-        extra[MESSAGES] = value
-    else:
-        text = value
-        if columns.system_prompt is not None:
+    def _plain(self, row: Row, value: Any) -> Any:
+        if self._options.system_prompt is not None:
             raise ConfigError(
                 f"{row.where}: a plain-text prompt cannot have a system message: set task.options.chat = true to "
                 "convert it to a message, or remove system_prompt"
             )
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{row.where}: column {asked!r} must be text or messages, got {value!r:.80}")
-    if columns.images is not None and text.count(IMAGE) != len(images):
-        raise ConfigError(
-            f"{row.where}: the prompt has {text.count(IMAGE)} {IMAGE} for {len(images)} images in column "
-            f'{columns.images!r}; write one per image (task.options.question_format = "{IMAGE}{{prompt}}" adds it)'
-        )
-    _check_json(row, extra | answer)
-    try:
-        prompt = make_prompt(
-            columns.task, text, answer, extra=extra | {ROW: row.where}, images=images, templated=templated
-        )
-        if columns.by_text:
-            right_answers(answer["answer"])
-    except (ConfigError, ValueError) as error:
-        raise ConfigError(f"{row.where}: {error}") from error
-    return prompt
+        return value
 
+    def _images_of(self, row: Row) -> list[str]:
+        """Digests of the row's images, which are stored."""
+        column = self._options.images_column
+        if column is None or (not row.has(column) and IMAGE not in str(row.get(self._prompt))):
+            return []  # also for a row without images among others
+        value, where = row.get(column), f"{row.where}: column {column!r}"
+        return [self._images.add(one, where, self._folder) for one in (value if isinstance(value, list) else [value])]
 
-def _for_reward(row: Row, columns: Columns) -> Iterator[tuple[str, Any]]:
-    """The columns that the reward asks for; of those that it does not name, the ones that are JSON values."""
-    for name, value in row.values.items():
-        if name not in (columns.prompt, columns.images) and (
-            name in columns.for_reward or (ALL in columns.for_reward and _is_json(value))
-        ):
-            yield name, value
+    def _require_images(self, row: Row, text: str, images: Sequence[str]) -> None:
+        column = self._options.images_column
+        if column is not None and text.count(IMAGE) != len(images):
+            raise ConfigError(
+                f"{row.where}: the prompt has {text.count(IMAGE)} {IMAGE} for {len(images)} images in column "
+                f'{column!r}; write one per image (task.options.question_format = "{IMAGE}{{prompt}}" adds it)'
+            )
 
 
 class Conversations:
     """Writes messages (verl, SkyRL, TRL) as the text that the model reads."""
 
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
+    def __init__(self, options: DatasetOptions, tokenizer: str | None, column: str) -> None:
+        """`tokenizer`: the model's; `column`: of the messages."""
+        self._options, self._column = options, column
+        self._tokenizer = options.tokenizer or tokenizer
 
     def __call__(self, row: Row, messages: Sequence[Any]) -> str:
         """Raises: ConfigError that names the row."""
         for message in messages:
             is_message = isinstance(message, Mapping)
             if not is_message or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                where = f"{row.where}: column {self._columns.prompt!r}"
+                where = f"{row.where}: column {self._column!r}"
                 raise ConfigError(f"{where}: a message needs role and content, got {message!r:.80}")
         try:
             if self._template is not None:
@@ -474,13 +468,14 @@ class Conversations:
     @cached_property
     def _template(self) -> Render | None:
         """Looked for at the first conversation: prompts that are texts need no tokenizer."""
-        if self._columns.message_format is not None or self._columns.tokenizer is None:
+        options = self._options
+        if options.message_format is not None or self._tokenizer is None:
             return None
-        found = chat_template(self._columns.tokenizer, self._columns.chat_options, today=self._columns.chat_date)
-        if found is None and self._columns.chat:
+        found = chat_template(self._tokenizer, options.chat_options, today=options.chat_date)
+        if found is None and options.chat:
             raise ConfigError(
-                f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; remove "
-                "chat, or set task.options.message_format"
+                f"task.options.chat: the tokenizer of {self._tokenizer} has no chat template; remove chat, or set "
+                "task.options.message_format"
             )
         log.info("conversations are formatted %s", "by the chat template" if found else "without a chat template")
         return found
@@ -489,7 +484,7 @@ class Conversations:
         return "".join(self._message(message) for message in messages)
 
     def _message(self, message: Mapping[str, str]) -> str:
-        form = self._columns.message_format or MESSAGE_FORMAT
+        form = self._options.message_format or MESSAGE_FORMAT
         try:
             return form.format(role=message["role"], content=message["content"])
         except (KeyError, IndexError, ValueError) as error:
@@ -497,6 +492,10 @@ class Conversations:
                 f"task.options.message_format {form!r} cannot be filled: {error!r}; "
                 "its fields are {role} and {content}"
             ) from error
+
+
+def _has_fields(answer: Any) -> bool:
+    return isinstance(answer, Mapping) or (isinstance(answer, list) and any(map(_has_fields, answer)))
 
 
 def _is_json(value: Any) -> bool:
@@ -513,199 +512,3 @@ def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
         json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{row.where}: the answer must consist of JSON values: {error}") from error
-
-
-def _continued(prompt: Prompt, text: str) -> str:
-    """A solution as what follows the beginning of the assistant's message, if there is one."""
-    return text.removeprefix(beginning_of(prompt))
-
-
-ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
-    "answer": (),
-    "reward_model.ground_truth": ("data_source", "ability", "extra_info"),
-    "reward_spec.ground_truth": ("data_source", "env_class", "extra_info"),
-    "final_answer": (),
-    "solution": (),
-}
-"""Native, verl, SkyRL, OlympiadBench, TRL: the first that has a value in any row of the file is taken, with the
-columns that the layout's rewards ask for."""
-PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
-"""The first that has a value in any row of the file is taken."""
-_OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
-"""Endings that are files and never Hub ids: no message about a missing package for them."""
-CONVERT_CSV = (
-    '. Convert it: python -c "from pyarrow import csv, parquet; '
-    "parquet.write_table(csv.read_csv('{source}'), '{stem}.parquet')\""
-)
-MAX_LINE_BYTES = 64 << 20
-ROWS_AT_ONCE = 64
-"""Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
-a megabyte for each of 20,000 rows."""
-_HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.\[\]%:-]+))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row and where it stands."""
-
-    where: str
-    """File and row number: the beginning of every message about this row."""
-    values: Mapping[str, Any]
-
-    def get(self, column: str) -> Any:
-        """The value of a column; dots step into nested columns. Raises: ConfigError if it is missing or null."""
-        value = self._find(column)
-        if value is None:
-            raise ConfigError(f"{self.where}: column {column!r} is missing or null; the row has {list(self.values)}")
-        return value
-
-    def has(self, column: str) -> bool:
-        return self._find(column) is not None
-
-    def _find(self, column: str) -> Any:
-        if column in self.values:
-            return self.values[column]
-        value: Any = self.values
-        for part in column.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
-
-
-def read_rows(source: str, *, only: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows of a file, or of a Hub dataset written as "owner/name" or "owner/name:split".
-
-    Args:
-        only: columns that are needed, where leaving out the others saves work.
-    Raises: ConfigError, also while iterating, for a file that is missing or malformed.
-    """
-    path = Path(source)
-    if is_file(source):
-        if not path.is_file():
-            raise ConfigError(f"dataset file {source} not found (in {Path.cwd()})")
-        return _READERS[path.suffix](path, only)
-    hub_id = _HUB_ID.fullmatch(source)
-    assert hub_id is not None  # is_file refuses anything else
-    return _hub_rows(hub_id[1], hub_id[2] or "train", only)
-
-
-def is_file(source: str) -> bool:
-    """Whether the source is written as a file, which may be missing; False: a Hub id. Raises: ConfigError."""
-    path = Path(source)
-    if path.suffix in _READERS:
-        return True
-    if _HUB_ID.fullmatch(source) is None or path.exists() or path.suffix in _OTHER_FILES:
-        advice = CONVERT_CSV.format(source=source, stem=path.stem) if path.suffix == ".csv" else ""
-        raise ConfigError(
-            f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split{advice}"
-        )
-    return False
-
-
-def columns_of_file(source: str, columns: Columns) -> Columns:
-    """`columns` with the names that were not given: alike for all rows of a file, whichever of them are null.
-
-    The answer's stays None where the file has none. Raises: ConfigError for a file that is missing.
-    """
-    prompts = (columns.prompt,) if columns.prompt else PROMPT_COLUMNS
-    answers = (columns.answer,) if columns.answer else tuple(ANSWER_COLUMNS)
-    prompt, answer = first_with_values(source, prompts, answers)
-    return replace(columns, prompt=prompt or prompts[0], answer=answer or columns.answer)
-
-
-def first_with_values(source: str, *choices: Sequence[str]) -> list[str | None]:
-    """Of each choice the first column that has a value in any row; None where none has.
-
-    Reads no further than it has to: a column is out only when the file's schema, or every row, is without it. A row
-    that cannot be read ends the search; whoever reads the rows says what is wrong with it.
-    """
-    left = [list(names) for names in choices]
-    found: list[str | None] = [None] * len(choices)
-    rows = read_rows(source, only=[name for names in choices for name in names])
-    with suppress(ConfigError):
-        for number, row in enumerate(rows):
-            if number == 0 and Path(source).suffix != ".jsonl":  # every row has the columns of the schema
-                left = [[n for n in names if n in row.values or n.partition(".")[0] in row.values] for names in left]
-            for place, names in enumerate(left):
-                # What comes before the best so far may have its first value further on.
-                if (first := next((name for name in names if row.has(name)), None)) is not None:
-                    found[place], left[place] = first, names[: names.index(first)]
-            if not any(left):
-                break
-    return found
-
-
-def _jsonl_rows(path: Path, _: Sequence[str] | None) -> Iterator[Row]:
-    with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            if not line.strip():
-                continue
-            where = f"{path} row {number}"
-            if len(line) > MAX_LINE_BYTES:
-                raise ConfigError(f"{where}: it has more than {MAX_LINE_BYTES} bytes; each row must be on its own line")
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{where}: not JSON: {error}") from error
-            if not isinstance(values, dict):
-                raise ConfigError(f"{where}: expected an object with columns, got {type(values).__name__}")
-            yield Row(where=where, values=values)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read dataset file {path}: {error.strerror}") from error
-
-
-def _parquet_rows(path: Path, only: Sequence[str] | None) -> Iterator[Row]:
-    # By name: pyarrow has no types, and only the reader of a parquet file should pay for its import.
-    parquet = importlib.import_module("pyarrow.parquet")
-    arrow = importlib.import_module("pyarrow")
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE, columns=only):
-            narrow = [field for field in batch.schema if "float" in str(field.type)]
-            for values in batch.to_pylist():
-                number += 1
-                values |= {field.name: _shortest(values[field.name], field.type) for field in narrow}
-                yield Row(where=f"{path} row {number}", values=values)
-    except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: not a readable parquet file (after row {number}): {error}") from error
-
-
-def _shortest(value: Any, kind: Any) -> Any:
-    """A float of a narrow column as the shortest decimal that stands for it there: float32's 0.1 is 0.1."""
-    if isinstance(value, list) and "list" in str(kind).partition("<")[0]:
-        return [_shortest(one, kind.value_type) for one in value]
-    if isinstance(value, dict):
-        return {field.name: _shortest(value[field.name], field.type) for field in kind}
-    narrow = {"float": "float32", "halffloat": "float16"}.get(str(kind))
-    if value is None or narrow is None:
-        return value
-    return float(str(getattr(importlib.import_module("numpy"), narrow)(value)))
-
-
-_READERS: Mapping[str, Callable[[Path, Sequence[str] | None], Iterator[Row]]] = {
-    ".parquet": _parquet_rows,
-    ".jsonl": _jsonl_rows,
-}
-
-
-def _hub_rows(name: str, split: str, only: Sequence[str] | None) -> Iterator[Row]:
-    """Loaded before the first row is read, so that a package or data set that is missing is not an error of a row."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ConfigError(
-            f"dataset {name!r} is a Hub id and requires the package `datasets`: pip install datasets; "
-            "or save it as a .parquet or .jsonl file and use its path"
-        ) from error
-    try:
-        rows = datasets.load_dataset(name, split=split)
-    except Exception as error:  # loading runs the Hub's client and the data set's own reader
-        raise ConfigError(f"cannot load dataset {name!r} split {split!r}: {error}") from error
-    if only is not None:  # decoding images takes longer than anything else
-        tops = {part for name in only for part in (name, name.partition(".")[0])}
-        rows = rows.select_columns([column for column in rows.column_names if column in tops])
-    return (Row(where=f"{name}:{split} row {number}", values=values) for number, values in enumerate(rows, start=1))

@@ -33,12 +33,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
 
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import IMAGE, make_prompt
+from bapo.tasks.base import IMAGE, GeneratedOptions, Task, make_prompt
 from bapo.tasks.drawing import ADVANCE, GLYPH_HEIGHT, GLYPH_WIDTH, Canvas, toward
 from bapo.tasks.images import digest_of
 
@@ -49,7 +51,7 @@ SIZE = 64
 QUESTION = "{question}"
 DEFAULT_PROMPT_FORMAT = IMAGE + QUESTION
 DEFAULT_ANSWER_FORMAT = "<answer>{answer}</answer>"
-LEVELS = (1, 2, 3)
+LEVELS: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 BLANK, SWAPPED = f"{NAME}-blank", f"{NAME}-swapped"
 LEVELS_OF_HELD_OUT = {
     NAME: LEVELS, "geometry1": (1,), "geometry2": (2,), "geometry3": (3,), BLANK: LEVELS, SWAPPED: LEVELS
@@ -129,14 +131,59 @@ class Form:
     scale: int = 1
 
 
-class GeometryTask:
-    """Seeded drawings and an exact verifier; see `make_task` for the options."""
+class GeometryOptions(GeneratedOptions):
+    """The `[task.options]` table."""
+
+    num_train: int = Field(2000, ge=1, le=MAX_PROMPTS)
+    num_held_out: int = Field(1000, ge=1, le=MAX_PROMPTS)
+    levels: tuple[Literal[1, 2, 3], ...] = Field(LEVELS, min_length=1)
+    """Difficulty levels of the problems in `train`."""
+    held_out: tuple[
+        Literal["geometry", "geometry1", "geometry2", "geometry3", "geometry-blank", "geometry-swapped"], ...
+    ] = ("geometry", "geometry3")
+    """Which splits to evaluate."""
+    prompt_format: str = DEFAULT_PROMPT_FORMAT
+    """Text of a prompt, with one <image> and the field {question}."""
+    answer_format: str = DEFAULT_ANSWER_FORMAT
+    """Position of the answer in a response, like `gold_format` of datasets, e.g. "\\\\boxed{{answer}}"."""
+    scale: int = Field(1, ge=1, le=MAX_SCALE)
+    """Factor by which the drawing of 64 x 64 pixels is enlarged, for models with larger patches."""
+
+    @field_validator("prompt_format")
+    @classmethod
+    def prompt_format_has_the_image_and_the_question(cls, prompt_format: str) -> str:
+        """Check the fields."""
+        if prompt_format.count(IMAGE) != 1 or QUESTION not in prompt_format:
+            raise ValueError(f"{prompt_format!r} must contain one {IMAGE} and {QUESTION}")
+        return prompt_format
+
+    @field_validator("answer_format")
+    @classmethod
+    def answer_format_has_marks(cls, answer_format: str) -> str:
+        """Check that an answer can be found."""
+        if marks_of(answer_format) is None:
+            raise ValueError(f"{answer_format!r} must have text before {{answer}}")
+        return answer_format
+
+    @property
+    def form(self) -> Form:
+        return Form(prompt_format=self.prompt_format, answer_format=self.answer_format, scale=self.scale)
+
+
+class GeometryTask(Task):
+    """Seeded drawings and an exact verifier."""
 
     name = NAME
 
-    def __init__(self, *, splits: Sequence[Split], form: Form) -> None:
-        self._splits = {split.name: split for split in splits}
-        self._form = form
+    def __init__(self, options: GeometryOptions) -> None:
+        levels = tuple(sorted(set(options.levels)))
+        train = Split(name=TRAIN, num=options.num_train, levels=levels, seed=options.seed)
+        held_out = [
+            Split(name=name, num=options.num_held_out, levels=LEVELS_OF_HELD_OUT[name], seed=options.held_out_seed)
+            for name in options.held_out
+        ]
+        self._splits = {split.name: split for split in (train, *held_out)}
+        self._form = options.form
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
@@ -174,51 +221,6 @@ class GeometryTask:
     def expert(self, prompt: Prompt) -> str | None:
         """The steps, then the answer."""
         return f"{KINDS[prompt.answer['kind']].solve(*prompt.answer['numbers'])};{self.gold(prompt)}"
-
-
-def make_task(
-    *,
-    num_train: int = 2000,
-    levels: Sequence[int] = LEVELS,
-    seed: int = 0,
-    num_held_out: int = 1000,
-    held_out: Sequence[str] = (NAME, "geometry3"),
-    held_out_seed: int = 0,
-    prompt_format: str = DEFAULT_PROMPT_FORMAT,
-    answer_format: str = DEFAULT_ANSWER_FORMAT,
-    scale: int = 1,
-) -> GeometryTask:
-    """Create the task from the `[task.options]` table.
-
-    Args:
-        num_train: problems in `train`; levels: their difficulty levels, out of 1, 2 and 3.
-        seed: of the training problems. `held_out_seed` is separate, so that runs with different seeds are evaluated on
-            the same problems.
-        num_held_out: problems in each held-out split; held_out: which of geometry, geometry1, geometry2, geometry3,
-            geometry-blank, geometry-swapped.
-        prompt_format: text of a prompt, with one <image> and the field {question}.
-        answer_format: position of the answer in a response, like `gold_format` of datasets, e.g. "\\\\boxed{{answer}}".
-        scale: factor by which the drawing of 64 x 64 pixels is enlarged, for models with larger patches.
-    Raises: ConfigError for an invalid option.
-    """
-    _check_count("num_train", num_train, MAX_PROMPTS)
-    _check_count("num_held_out", num_held_out, MAX_PROMPTS)
-    _check_count("scale", scale, MAX_SCALE)
-    if not levels or any(level not in LEVELS for level in levels):
-        raise ConfigError(f"task.options.levels must be a nonempty selection of 1, 2 and 3, got {list(levels)}")
-    unknown = [name for name in held_out if name not in LEVELS_OF_HELD_OUT]
-    if unknown:
-        raise ConfigError(f"task.options.held_out: unknown splits {unknown}. Known: {', '.join(LEVELS_OF_HELD_OUT)}")
-    if prompt_format.count(IMAGE) != 1 or QUESTION not in prompt_format:
-        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must contain one {IMAGE} and {QUESTION}")
-    if marks_of(answer_format) is None:
-        raise ConfigError(f"task.options.answer_format {answer_format!r} must have text before {{answer}}")
-    train = Split(name=TRAIN, num=num_train, levels=tuple(sorted(set(levels))), seed=seed)
-    others = [
-        Split(name=name, num=num_held_out, levels=LEVELS_OF_HELD_OUT[name], seed=held_out_seed) for name in held_out
-    ]
-    form = Form(prompt_format=prompt_format, answer_format=answer_format, scale=scale)
-    return GeometryTask(splits=[train, *others], form=form)
 
 
 def random_problem(rng: random.Random, kinds: Sequence[str], buckets: Collection[int]) -> Problem:
@@ -287,11 +289,6 @@ def _control(split: Split, form: Form) -> list[tuple[Prompt, bytes]]:
         )
         for problem, _ in pairs
     ]
-
-
-def _check_count(option: str, value: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"task.options.{option} must be an integer from 1 to {most}, got {value!r}")
 
 
 # [0-9], not \d: int accepts digits of other scripts too.

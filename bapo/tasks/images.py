@@ -3,7 +3,7 @@
     bytes | path | {"bytes": ..., "path": ...} | PIL image --read_image--> bytes --digest_of--> Prompt.images
 
 A task reads each image with `read_image`, passes its digest to `make_prompt(images=...)`, and returns its bytes from
-`image(digest)` (`bapo.tasks.base.HasImages`); `Images` is that mapping. Each image is decoded once here, so that a
+`image(digest)` (`bapo.tasks.base.Task.image`); `Images` is that mapping. Each image is decoded once here, so that a
 broken image is an error of its row before training starts.
 
 Not supported: video, animation (the first frame is used), URLs.
@@ -21,7 +21,7 @@ from typing import Any
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.run_directory.images import ImageFiles
-from bapo.tasks.base import IMAGE, HasImages, Task
+from bapo.tasks.base import IMAGE, Task
 
 MAX_IMAGE_BYTES = 20 << 20
 MAX_IMAGE_PIXELS = 16 << 20
@@ -36,7 +36,7 @@ def digest_of(data: bytes) -> str:
 
 
 class Images:
-    """Images of a task by digest: `HasImages` for tasks that keep them in memory."""
+    """Images of a task by digest: `Task.image` for tasks that keep them in memory."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
@@ -58,12 +58,8 @@ def keep_images(task: Task, prompts: Sequence[Prompt], files: ImageFiles) -> Non
 
     Raises: ConfigError if the task does not provide them; StorageError.
     """
-    shown = [prompt for prompt in prompts if prompt.images]
-    if not shown:
-        return
-    if not isinstance(task, HasImages):
-        raise ConfigError(f"task {task.name!r}: its prompts have images, so it must define image(digest)")
-    files.keep(shown, task.image)
+    if shown := [prompt for prompt in prompts if prompt.images]:
+        files.keep(shown, task.image)
 
 
 def in_words(message: Any) -> Any:

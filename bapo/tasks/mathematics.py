@@ -20,16 +20,19 @@ Does not cover: answers outside of a box, proofs, units that have to be converte
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
-from bapo.core.errors import ConfigError, did_you_mean
+from pydantic import Field, field_validator
+
+from bapo.core.errors import did_you_mean
 from bapo.core.types import Prompt
-from bapo.tasks import dataset, guard
+from bapo.tasks import guard
 from bapo.tasks.answer_formats import ANSWER, written_answer
-from bapo.tasks.dataset import DatasetTask
+from bapo.tasks.base import TaskContext
+from bapo.tasks.dataset import TRAIN, DatasetOptions, DatasetTask
 from bapo.tasks.math_answers import bare, decided, spelled
 from bapo.tasks.math_markup import without_markup
 from bapo.tasks.math_numbers import number_of
@@ -59,56 +62,45 @@ HELD_OUT_SETS: Mapping[str, str] = {
     "olympiad": "math-ai/olympiadbench:test",
 }
 """The five of the paper's table 1 (30, 83, 500, 272 and 674 problems), by name -> Hub id and split."""
-ORIGINS = {dataset.TRAIN: TRAIN_SET, **HELD_OUT_SETS}
 
 
-def make_task(
-    *,
-    path: str = TRAIN_SET,
-    held_out: Mapping[str, str] | Sequence[str] = tuple(HELD_OUT_SETS),
-    question_format: str = QUESTION,
-    chat: bool = True,
-    chat_options: Mapping[str, Any] | None = None,
-    system_prompt: str | None = None,
-    tokenizer: str | None = None,
-    extra_columns: Sequence[str] = (),
-    expert_column: str | None = None,
-) -> DatasetTask:
-    """The task with its options, as the `[task.options]` table gives them.
+class MathematicsOptions(DatasetOptions):
+    """The `[task.options]` table: as of task `dataset`, with these defaults."""
 
-    Args:
-        path: training data, a Hub id "owner/name:split" or a .parquet or .jsonl file; the problem is in a column
-            problem, question or prompt, the answer in answer or final_answer.
-        held_out: names of the benchmarks (aime24, amc, math500, minerva, olympiad), which come from the Hub; or a table
-            name -> file or Hub id, of these names and of your own.
-        question_format, chat, chat_options, system_prompt, tokenizer, extra_columns, expert_column: as of task
-            `dataset` (docs/your_task.md). `expert_column = "solution"` is DeepScaleR's.
-    Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
-    """
-    return dataset.make_task(
-        path=path,
-        held_out=held_out if isinstance(held_out, Mapping) else _from_hub(held_out),
-        origins=ORIGINS,
-        reward=f"{__name__}:{boxed.__name__}",
-        gold_format=BOXED,
-        question_format=question_format,
-        chat=chat,
-        chat_options=chat_options,
-        system_prompt=system_prompt,
-        tokenizer=tokenizer,
-        extra_columns=extra_columns,
-        expert_column=expert_column,
-    ).named(NAME)
+    path: str = TRAIN_SET
+    """Training data, a Hub id "owner/name:split" or a .parquet or .jsonl file; the problem is in a column problem,
+    question or prompt, the answer in answer or final_answer. `expert_column = "solution"` is DeepScaleR's."""
+    held_out: dict[str, str] = Field(default_factory=lambda: dict(HELD_OUT_SETS))
+    """Names of the benchmarks (aime24, amc, math500, minerva, olympiad), which come from the Hub; or a table name ->
+    file or Hub id, of these names and of your own."""
+    question_format: str = QUESTION
+    chat: bool = True
+    reward: str | None = f"{__name__}:boxed"
+    gold_format: str | None = BOXED
+
+    @field_validator("held_out", mode="before")
+    @classmethod
+    def names_are_sets_of_the_hub(cls, held_out: Any) -> Any:
+        """Look up the names."""
+        if not isinstance(held_out, list | tuple):
+            return held_out
+        for name in held_out:
+            if name not in HELD_OUT_SETS:
+                raise ValueError(
+                    f"there is no set {name!r}{did_you_mean(str(name), HELD_OUT_SETS)}; there are "
+                    f"{', '.join(HELD_OUT_SETS)}. Data of your own: a table of name and file"
+                )
+        return {name: HELD_OUT_SETS[name] for name in held_out}
 
 
-def _from_hub(names: Sequence[str]) -> dict[str, str]:
-    for name in names:
-        if name not in HELD_OUT_SETS:
-            raise ConfigError(
-                f"task.options.held_out: there is no set {name!r}{did_you_mean(name, HELD_OUT_SETS)}; there are "
-                f"{', '.join(HELD_OUT_SETS)}. Data of your own: a table of name and file"
-            )
-    return {name: HELD_OUT_SETS[name] for name in names}
+class MathematicsTask(DatasetTask):
+    """Problems whose answers are compared as mathematics."""
+
+    name = NAME
+    origins: ClassVar[Mapping[str, str]] = {TRAIN: TRAIN_SET, **HELD_OUT_SETS}
+
+    def __init__(self, options: MathematicsOptions, context: TaskContext) -> None:
+        super().__init__(options, context)
 
 
 def boxed(prompt: Prompt, text: str) -> float:

@@ -16,24 +16,51 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from pydantic import Field, field_validator
+
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
-from bapo.tasks.base import make_prompt
+from bapo.tasks.base import GeneratedOptions, Task, TaskContext, make_prompt
 
 FAMILY_NAME = "reasoning_gym"
 ANSWER_START, ANSWER_END = "<answer>", "</answer>"
-PROMPT_FORMAT = "{question}\nGive the final answer in <answer> and </answer>.\n"
+QUESTION = "{question}"
+PROMPT_FORMAT = QUESTION + "\nGive the final answer in <answer> and </answer>.\n"
 TRAIN, TEST = "train", "test"
 
 
-class ReasoningGymTask:
-    """One generator, with a seed for each split; see `make_task` for the options."""
+class ReasoningGymOptions(GeneratedOptions):
+    """The `[task.options]` table. Problems that a generator repeats are left out."""
 
-    def __init__(self, member: str, *, splits: Mapping[str, tuple[int, int]], config: Mapping[str, Any], form: str):
-        """`splits`: (number of problems, seed) of each."""
-        self.name = f"{FAMILY_NAME}:{member}"
-        self._problems = {split: _generate(member, size, seed, config) for split, (size, seed) in splits.items()}
-        self._form = form
+    num_held_out: int = Field(200, ge=1)
+    held_out_seed: int = 1_000_003
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the generator, such as { min_numbers = 3 }."""
+    prompt_format: str = PROMPT_FORMAT
+    """Text of a prompt, with the field {question}."""
+
+    @field_validator("prompt_format")
+    @classmethod
+    def prompt_format_has_the_question(cls, prompt_format: str) -> str:
+        """Check the field."""
+        if QUESTION not in prompt_format:
+            raise ValueError(f"{prompt_format!r} must contain {QUESTION}")
+        return prompt_format
+
+
+class ReasoningGymTask(Task):
+    """One generator, with a seed for each split."""
+
+    is_family = True
+
+    def __init__(self, options: ReasoningGymOptions, context: TaskContext) -> None:
+        """Raises: ConfigError for an unknown generator or setting, or when the package is missing."""
+        self.name = f"{FAMILY_NAME}:{context.member}"
+        splits = {TRAIN: (options.num_train, options.seed), TEST: (options.num_held_out, options.held_out_seed)}
+        self._problems = {
+            split: _generate(context.member, size, seed, options.config) for split, (size, seed) in splits.items()
+        }
+        self._form = options.prompt_format
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
@@ -78,41 +105,11 @@ class ReasoningGymTask:
         problems = self._problems[split]
         for index in range(len(problems)):
             problem = problems[index]
-            text = self._form.replace("{question}", problem["question"])
+            text = self._form.replace(QUESTION, problem["question"])
             place = {"split": split, "index": index}
             prompt = make_prompt(self.name, text, {"answer": problem["answer"]}, extra=place)
             by_id.setdefault(prompt.prompt_id, prompt)
         return tuple(by_id.values())
-
-
-def make_task(
-    *,
-    family_member: str,
-    num_train: int = 2000,
-    num_held_out: int = 200,
-    seed: int = 0,
-    held_out_seed: int = 1_000_003,
-    config: Mapping[str, Any] | None = None,
-    prompt_format: str = PROMPT_FORMAT,
-) -> ReasoningGymTask:
-    """The task with its options, as the `[task.options]` table gives them.
-
-    Args:
-        family_member: name of the generator, from after the colon of the task's name.
-        num_train, num_held_out: problems that are generated; repeated ones are left out.
-        seed, held_out_seed: of the two splits. Runs that differ in `seed` are measured on the same problems.
-        config: settings of the generator, such as { min_numbers = 3 }.
-        prompt_format: text of a prompt, with the field {question}.
-    Raises: ConfigError for an unknown generator or setting, or when the package is missing.
-    """
-    if "{question}" not in prompt_format:
-        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must contain {{question}}")
-    return ReasoningGymTask(
-        family_member,
-        splits={TRAIN: (num_train, seed), TEST: (num_held_out, held_out_seed)},
-        config=config or {},
-        form=prompt_format,
-    )
 
 
 def _generate(member: str, size: int, seed: int, config: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.algorithms.selectors.uniform import epoch_order, position
-from bapo.tasks.countdown import make_task
+from bapo.tasks.countdown import CountdownOptions, CountdownTask
 from benchmarks.training import train
 from studies.significance import TAIL, student_quantile
 
@@ -32,7 +32,8 @@ NUM_TRAIN = 2000
 
 def prompts_of(seed: int, steps: int, batch_size: int) -> list[str]:
     """The prompts of every step of a run with this seed, in order."""
-    texts = [prompt.text for prompt in make_task(num_train=NUM_TRAIN).prompts("train")]
+    task = CountdownTask(CountdownOptions(num_train=NUM_TRAIN))
+    texts = [prompt.text for prompt in task.prompts("train")]
     found = []
     for cursor in range(steps * batch_size):
         epoch, place = position(cursor, NUM_TRAIN, batch_size)

@@ -28,7 +28,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bapo.tasks.countdown import make_task
+from bapo.tasks.countdown import CountdownOptions, CountdownTask
 
 GROUP_SIZE = 8
 PROMPTS_PER_STEP = 32
@@ -114,7 +114,7 @@ def main() -> None:
     started = psutil.Process().create_time()
     torch.set_num_threads(args.threads)
 
-    task = make_task(num_train=2000)
+    task = CountdownTask(CountdownOptions(num_train=2000))
     by_text = {prompt.text: prompt for prompt in task.prompts("train")}
     tokenizer = AutoTokenizer.from_pretrained(args.model)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bapo.core.types import Prompt
-from bapo.tasks.base import make_prompt
+from bapo.tasks.base import Task, make_prompt
 from bapo.tasks.countdown import is_right
 
 
-class TwoNumbers:
+class TwoNumbers(Task):
     """Countdown with two numbers whose sum or difference is the target."""
 
     name = "two-numbers"
@@ -26,7 +26,3 @@ class TwoNumbers:
     def gold(self, prompt: Prompt) -> str | None:
         (a, b), target = prompt.answer["numbers"], prompt.answer["target"]
         return f"<answer>{a}{'+' if target > a else '-'}{b}</answer>"
-
-
-def make_task() -> TwoNumbers:
-    return TwoNumbers()

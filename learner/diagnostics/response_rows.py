@@ -17,8 +17,8 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.core.sequences import SampledSequence, sequences_of
 from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt
 from bapo.runtime.run_directory.responses import TokenRow
-from bapo.tasks.base import Task
-from bapo.tasks.registry import extract_of, load_task
+from bapo.tasks.base import Task, extract_of
+from bapo.tasks.registry import task_of
 from learner.batch.packing import token_spans
 from learner.diagnostics.token_values import Float32s, TokenValues
 
@@ -61,9 +61,8 @@ class RowMaker:
     @cached_property
     def _task(self) -> Task | None:
         """None if the task cannot be loaded on this machine."""
-        task = self._config.task
         try:
-            return load_task(task.name, task.options)
+            return task_of(self._config)
         except BapoError as error:
             log.warning("token records have neither extracted nor gold answers: %s", error)
             return None

@@ -23,7 +23,7 @@ from bapo.runtime.process import Flags, run_process
 from bapo.runtime.run_directory.embeddings import embeddings_path, write_embeddings
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.prompt_tokens import prompt_token_ids
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from learner.distributed.world import pick_device
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def make_embeddings(config: Config, run: RunDirectory) -> None:
         return
     if config.selector.get("embeddings") is not None:
         raise ConfigError(f"selector.embeddings = {path}: file not found; null computes them with the base model")
-    prompts = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")
+    prompts = task_of(config).prompts("train")
     if any(prompt.images for prompt in prompts):
         raise ConfigError(
             f"algorithm.selector = {config.algorithm.selector}: embeddings are computed from text, and prompts have "

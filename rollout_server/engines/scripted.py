@@ -31,7 +31,7 @@ from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Outcome, Prompt, RolloutRequest
 from bapo.runtime.vision import ReadImage
 from bapo.tasks.base import Task
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from rollout_server.engines.base import INITIAL_VERSION, Completed, Completion, Occupancy
 from rollout_server.tokenization import EncodedPrompt, Tokenization, no_image
 
@@ -253,7 +253,7 @@ def check(config: Config) -> None:
 
 def make_policy(config: Config) -> ScriptedPolicy:
     """The policy of a run, for engines and for plain loops that must agree with them. Raises: ConfigError."""
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+    task = task_of(config)
     return ScriptedPolicy(_options(config), task, config.rollout.max_response_tokens)
 
 

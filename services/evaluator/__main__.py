@@ -7,7 +7,7 @@ import argparse
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.process import Flags, run_process
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url
 from services.evaluator.loop import Evaluator
@@ -20,7 +20,7 @@ def main(flags: Flags) -> None:
     """Wait for the buffer, then run evaluations until the final weights are evaluated."""
     config = flags.config
     telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+    task = task_of(config)
     config.evaluation.require_splits(task.held_out_splits)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False

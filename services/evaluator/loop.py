@@ -20,9 +20,8 @@ from bapo.core.statistics import INTERVAL, estimate
 from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest, num_correct
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.tasks.base import Task
+from bapo.tasks.base import Task, extract_of
 from bapo.tasks.images import keep_images
-from bapo.tasks.registry import extract_of
 from bapo.transport.buffer_client import BufferClient
 from services.evaluator.majority import MajorityVote, decoder_of
 from services.evaluator.plan import (

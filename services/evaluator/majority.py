@@ -1,6 +1,6 @@
 """Majority vote over the responses to a prompt (maj@k): is the most frequent answer correct?
 
-Only for tasks that extract answers from responses (`bapo.tasks.registry.extract_of`).
+Only for tasks that extract answers from responses (`bapo.tasks.base.extract_of`).
 """
 
 from __future__ import annotations

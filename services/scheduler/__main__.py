@@ -9,7 +9,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.runtime.process import Flags, run_process
 from bapo.tasks.images import keep_images
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url
 from services.scheduler.loop import Scheduler
@@ -23,7 +23,7 @@ def main(flags: Flags) -> None:
     """Check the data, wait for the buffer, then enqueue requests until the run is finished."""
     config = flags.config
     telemetry = Telemetry(Process.SCHEDULER, run=config.run.name)
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path, reward=config.task.reward)
+    task = task_of(config)
     prompts = task.prompts("train")
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     proposals = make_proposals(config, prompts, make_pool(config, flags.run, task, prompts), buffer)

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,8 +225,7 @@ def make_pool(config: Config, run: RunDirectory, task: Task, prompts: Sequence[P
 
 def _levels(task: Task, prompts: Sequence[Prompt]) -> Floats | None:
     """[N] difficulty levels; None unless the task has them for every prompt."""
-    level: Any = getattr(task, "level", None)
-    levels = [None] if level is None else [level(prompt) for prompt in prompts]
+    levels = [task.level(prompt) for prompt in prompts]
     return None if None in levels else np.array(levels, dtype=np.float64)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bapo.config.load import load_config
 from bapo.tasks.base import make_prompt
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import load_task, task_of
 from bapo.tasks.rewards import load_reward
 from studies.plan import read_study
 
@@ -31,7 +31,7 @@ def test_a_reward_of_the_gallery_grades(name: str, right: float, wrong: float) -
 def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES / "own_reward")
     config = load_config(["run.toml"], [])
-    task = load_task(config.task.name, config.task.options, reward=config.task.reward)
+    task = task_of(config)
     assert (len(task.prompts("train")), len(task.prompts("test"))) == (1000, 200)
     reward = load_reward(config.task.reward or "")
     assert all(reward(prompt, task.gold(prompt) or "") == 1.0 for prompt in task.prompts("test"))

@@ -10,8 +10,10 @@ import pytest
 
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
-from bapo.tasks.dataset import make_task
 from bapo.tasks.images import digest_of
+from tests.support.tasks import maker
+
+make_task = maker("dataset")
 
 image = pytest.importorskip("PIL.Image", reason="requirements of images")
 

@@ -21,6 +21,7 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.images import ImageFiles
 from bapo.tasks.base import make_prompt
 from bapo.tasks.images import Images, digest_of, keep_images
+from bapo.tasks.registry import load_task
 from buffer_service.http.schemas import RequestBody
 from buffer_service.state import prompt_digest
 from rollout_server.api import create_app
@@ -149,4 +150,4 @@ def test_the_images_of_a_task_are_kept_and_a_task_without_them_is_refused(tmp_pa
     keep_images(task, [prompt], kept)
     assert kept.read(digest_of(RED)) == RED
     with pytest.raises(ConfigError, match=r"must define image\(digest\)"):
-        keep_images(SimpleNamespace(name="t"), [prompt], kept)  # type: ignore[arg-type]
+        keep_images(load_task("countdown", {}), [request_of(digest_of(BLUE)).prompt], kept)

@@ -8,9 +8,7 @@ import pytest
 
 from bapo.core.errors import ConfigError
 from bapo.tasks.base import make_prompt
-from bapo.tasks.countdown import make_task
 from bapo.tasks.grading.process import grade
-from bapo.tasks.registry import with_reward
 from bapo.tasks.rewards import Reward, load_reward
 
 BODY = """
@@ -70,14 +68,13 @@ def test_none_stays_none(reward: Reward) -> None:
 
 
 def test_a_group_with_an_ungraded_response_gets_no_rewards_at_all(reward: Reward) -> None:
-    task = with_reward(make_task(num_train=1), reward)
-    assert grade(task, PROMPT, ["2", "3"], (0.0, 1.0)) == {"rewards": [1.0, 0.0]}
-    answer = grade(task, PROMPT, ["2", "skip", "3", "skip"], (0.0, 1.0))
+    assert grade(reward.of_group, PROMPT, ["2", "3"], (0.0, 1.0)) == {"rewards": [1.0, 0.0]}
+    answer = grade(reward.of_group, PROMPT, ["2", "skip", "3", "skip"], (0.0, 1.0))
     assert answer == {"ungraded": "left 2 of 4 responses ungraded (it returned None)"}
 
 
 def test_an_exception_is_told_with_the_file_and_line_of_the_function(reward: Reward) -> None:
-    failed = grade(with_reward(make_task(num_train=1), reward), PROMPT, ["raise"], (0.0, 1.0))["failed"]
+    failed = grade(reward.of_group, PROMPT, ["raise"], (0.0, 1.0))["failed"]
     assert failed.startswith("raised ValueError: cannot read this (mine.py line 4)")
     assert "'raise'" in failed
 

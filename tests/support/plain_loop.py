@@ -16,7 +16,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.uniform import epoch_order
 from bapo.config.tree import Config
 from bapo.core.types import Prompt, Purpose, RolloutRequest
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 from rollout_server.engines.scripted import make_policy
 
 
@@ -88,7 +88,7 @@ class Environment:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+        self._task = task_of(config)
         self._policy = make_policy(config)
         self._prompts = self._task.prompts("train")
         self._by_id: dict[str, Prompt] = {prompt.prompt_id: prompt for prompt in self._prompts}

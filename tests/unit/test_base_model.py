@@ -11,11 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from bapo.tasks.countdown import BASE_MODEL_BUCKETS, Problem, make_task, prompt_of  # noqa: E402  # noqa: E402
+from bapo.tasks.countdown import BASE_MODEL_BUCKETS, Problem, prompt_of  # noqa: E402  # noqa: E402
 from models.evaluate_base_model import summary  # noqa: E402
 from models.sampler import sample_groups  # noqa: E402
 from models.sft_data import IGNORE, Curriculum, batches, examples, num_tokens  # noqa: E402
 from models.tokenizer import build_tokenizer, check_round_trips  # noqa: E402
+from tests.support.tasks import maker  # noqa: E402
+
+make_task = maker("countdown")
 
 SHIPPED = Path(__file__).parents[2] / "models" / "countdown-tiny"
 MAX_BYTES = 12_000_000

@@ -11,11 +11,13 @@ from bapo.tasks.chain import (
     TRAIN_BUCKETS,
     Chain,
     distinct_chains,
-    make_task,
     prompt_of,
     random_chain,
 )
 from models.chain_data import RIGHT, examples, kind_of, response_text, slip
+from tests.support.tasks import maker
+
+make_task = maker("chain")
 
 CHAIN = Chain(first=47, operations=(("+", 38), ("-", 19), ("*", 7), ("-", 80)))
 
@@ -69,7 +71,7 @@ def test_other_seeds_train_other_problems_and_measure_the_same() -> None:
     [
         ({"num_train": 0}, "num_train"),
         ({"min_steps": 4, "max_steps": 3}, "more than max_steps"),
-        ({"held_out": ["chain-short"]}, "unknown"),
+        ({"held_out": ["chain-short"]}, "chain-long"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:

@@ -11,8 +11,10 @@ from transformers import AutoTokenizer
 
 from bapo.core.errors import ConfigError
 from bapo.tasks.chat import chat_template
-from bapo.tasks.dataset import make_task
+from tests.support.tasks import maker
 from tests.support.tiny_model import write_tokenizer
+
+make_task = maker("dataset")
 
 MESSAGES = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "1+1? é"}]
 

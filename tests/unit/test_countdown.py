@@ -12,11 +12,13 @@ from bapo.tasks.countdown import (
     Problem,
     Step,
     distinct_problems,
-    make_task,
     prompt_of,
     random_problem,
     solve,
 )
+from tests.support.tasks import maker
+
+make_task = maker("countdown")
 
 
 def _problem(numbers: tuple[int, ...], target: int) -> Problem:

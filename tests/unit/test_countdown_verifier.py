@@ -7,7 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bapo.tasks.countdown import Problem, is_right, last_answer, make_task, prompt_of
+from bapo.tasks.countdown import Problem, is_right, last_answer, prompt_of
+from tests.support.tasks import maker
+
+make_task = maker("countdown")
 
 TASK = make_task(num_train=1, num_held_out=1)
 

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bapo.core.errors import ConfigError
-from bapo.tasks.dataset import make_task
+from tests.support.tasks import maker
+
+make_task = maker("dataset")
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 
@@ -141,7 +143,7 @@ def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_read_in_little_memor
 def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bapo.tasks.dataset.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("bapo.tasks.data_files.MAX_LINE_BYTES", 100)
     path = tmp_path / "array.jsonl"
     path.write_text(GOOD + "[" + '{"prompt": "x", "answer": "y"},' * 100 + "]")
     with pytest.raises(

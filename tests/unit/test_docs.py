@@ -108,7 +108,7 @@ def test_rewards_and_tasks_of_the_pages_work(tmp_path: Path, monkeypatch: pytest
     for name in set(re.findall(r"reward test (\S+)", lines)):
         reward = load_reward(name)
         assert (reward(right, "2"), reward(wrong, "2")) == (1.0, 0.0), name
-    assert load_task("my_tasks.py:make_sums", {}).prompts("test")[3].text == "3+3="
+    assert load_task("my_tasks.py:Sums", {}).prompts("test")[3].text == "3+3="
 
 
 def test_every_preset_is_on_the_page_of_methods() -> None:

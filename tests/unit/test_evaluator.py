@@ -14,6 +14,7 @@ from bapo.core.errors import ConfigError, DeadlineError, UnavailableError
 from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.tasks.base import Task
 from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.loop import Evaluator
 from services.evaluator.majority import MajorityVote, majority_reward
@@ -63,7 +64,7 @@ def test_every_zero_measures_only_before_and_after() -> None:
     )
 
 
-class TwoSplits:
+class TwoSplits(Task):
     """A task with two held-out splits of five prompts."""
 
     name = "fake"

@@ -21,11 +21,13 @@ from bapo.tasks.geometry import (
     TRAIN_BUCKETS,
     Form,
     Problem,
-    make_task,
     problems,
     prompt_of,
     random_problem,
 )
+from tests.support.tasks import maker
+
+make_task = maker("geometry")
 
 ALL_BUCKETS = range(10)
 
@@ -243,11 +245,11 @@ def test_nothing_is_drawn_outside_of_a_canvas() -> None:
     [
         ({"num_train": 0}, "num_train"),
         ({"num_held_out": True}, "num_held_out"),
-        ({"num_held_out": 100_001}, "from 1 to 100000"),
+        ({"num_held_out": 100_001}, "num_held_out = 100001"),
         ({"levels": []}, "levels"),
         ({"levels": [4]}, "levels"),
         ({"held_out": ["cd4"]}, "geometry3"),
-        ({"scale": 33}, "from 1 to 32"),
+        ({"scale": 33}, "scale = 33"),
         ({"prompt_format": "{question}"}, "<image>"),
         ({"prompt_format": "<image>"}, "question"),
         ({"answer_format": "{answer}"}, "answer_format"),

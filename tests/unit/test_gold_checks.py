@@ -52,11 +52,10 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "r.py").write_text(REWARDS)
 
     def grader(situation: Situation) -> HereGrader:
-        from bapo.tasks.registry import with_reward
         from bapo.tasks.rewards import load_reward
 
         reward = load_reward(str(situation.config.task.reward))
-        return HereGrader(with_reward(situation.task, reward), situation.config.task.reward_range)
+        return HereGrader(reward.of_group, situation.config.task.reward_range)
 
     monkeypatch.setattr(gold_checks, "_grader", grader)
     return tmp_path / "r.py"

@@ -17,9 +17,12 @@ from bapo.core.codec import prompt_from_map, prompt_map
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Prompt
 from bapo.runtime.run_directory.images import ImageFiles, media_type
-from bapo.tasks.base import HasImages, make_prompt
-from bapo.tasks.dataset import DatasetTask, make_task
+from bapo.tasks.base import make_prompt
+from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.images import MAX_IMAGE_BYTES, Images, digest_of, read_image
+from tests.support.tasks import maker
+
+make_task = maker("dataset")
 
 
 def file_of(color: str, kind: str = "PNG", size: tuple[int, int] = (8, 4)) -> bytes:
@@ -124,7 +127,6 @@ def test_rows_of_a_file_name_images_by_path_next_to_it(tmp_path: Path) -> None:
     task = make_task(path=path, images_column="images")
     red, blue = digest_of(RED), digest_of(BLUE)
     assert [prompt.images for prompt in task.prompts("train")] == [(red,), (blue, red), (blue,), (), ()]
-    assert isinstance(task, HasImages)
     assert task.image(blue) == BLUE
 
 

@@ -11,8 +11,11 @@ import pytest
 
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
-from bapo.tasks.mathematics import HELD_OUT_SETS, make_task
-from bapo.tasks.registry import load_task
+from bapo.tasks.mathematics import HELD_OUT_SETS
+from bapo.tasks.registry import load_task, task_of
+from tests.support.tasks import maker
+
+make_task = maker("mathematics")
 
 ROOT = Path(__file__).parents[2]
 DEEPSCALER = {"problem": "What is $1+1$?", "answer": "2", "solution": "It is $\\boxed{2}$."}
@@ -78,7 +81,7 @@ def test_the_configurations_for_gpus_are_table_3_and_measure_the_five_sets(size:
     assert (rollout.max_prompt_tokens, rollout.max_response_tokens, rollout.temperature) == (2048, 8192, 1.0)
     assert (learner.lr, learner.minibatch_size, config.loss.kl_coef, config.loss.entropy_coef) == (1e-6, 64, 1e-3, 1e-3)
     assert (config.cadence.weight_sync_interval, config.cadence.reevaluation_interval, config.run.seed) == (5, 5, 42)
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = task_of(config)
     config.evaluation.require_splits(task.held_out_splits)
     samples = [config.evaluation.samples_of(split) for split in task.held_out_splits]
     assert samples == [32, 32, 4, 4, 4]
@@ -87,6 +90,6 @@ def test_the_configurations_for_gpus_are_table_3_and_measure_the_five_sets(size:
 def test_the_demo_has_its_data_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config(["deploy/configs/demo-mathematics.toml"], [])
-    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+    task = task_of(config)
     config.evaluation.require_splits(task.held_out_splits)
     assert [len(task.prompts(split)) for split in ("train", "words", "latex")] == [1500, 400, 400]

@@ -11,9 +11,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bapo.core.types import Prompt
 from bapo.tasks.base import MESSAGES, make_prompt
-from bapo.tasks.dataset import make_task
 from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids, round_trips_of
+from tests.support.tasks import maker
 from tests.support.tiny_model import write_tokenizer
+
+make_task = maker("dataset")
 
 EOS, BOS = 1, 2
 QUESTION = [4, 204, 5, 212]

@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
-from bapo.tasks.base import make_prompt
-from bapo.tasks.countdown import make_task as make_countdown
-from bapo.tasks.dataset import Columns, Conversations, DatasetTask, Row, make_task, prompt_of
+from bapo.tasks.base import TaskContext, extract_of, make_prompt
+from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.grading.process import grade
-from bapo.tasks.registry import extract_of, with_reward
-from bapo.tasks.rewards import Reward, load_reward, reward_columns
+from bapo.tasks.registry import load_task
+from bapo.tasks.rewards import Reward, load_reward
+from tests.support.tasks import maker
+
+make_task = maker("dataset")
 
 
 def _load(tmp_path: Path, prefix: str, source: str) -> Reward:
@@ -25,10 +29,10 @@ def _load(tmp_path: Path, prefix: str, source: str) -> Reward:
     return load_reward(f"{prefix}{path}:f")
 
 
-def _dataset_prompt(tmp_path: Path, row: dict[str, Any], **options: Any) -> Prompt:
+def _dataset_prompt(tmp_path: Path, row: dict[str, Any], graded_by: str | None = None, **options: Any) -> Prompt:
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    return make_task(path=str(path), **options).prompts("train")[0]
+    return load_task("dataset", {"path": str(path), **options}, TaskContext(reward=graded_by)).prompts("train")[0]
 
 
 def test_trl_gets_each_column_once_per_completion_and_the_prompts(tmp_path: Path) -> None:
@@ -73,8 +77,12 @@ WHOLE = "Let me think. <think>two</think><answer>2</answer>"
 def test_a_reward_reads_the_whole_message_that_the_prompt_begins(tmp_path: Path, prefix: str, source: str) -> None:
     prompt = _dataset_prompt(tmp_path, {"prompt": BEGUN, "answer": "2"}, message_format="{content}|")
     assert prompt.text == "1+1?|Let me think. <think>"
-    graded = with_reward(make_countdown(num_train=1), _load(tmp_path, prefix, source))
-    rewards = grade(graded, prompt, ["two</think><answer>2</answer>", "<answer>2</answer>"], (0.0, 1.0))
+    rewards = grade(
+        _load(tmp_path, prefix, source).of_group,
+        prompt,
+        ["two</think><answer>2</answer>", "<answer>2</answer>"],
+        (0.0, 1.0),
+    )
     assert rewards == {"rewards": [1.0, 0.0]}
 
 
@@ -136,8 +144,7 @@ KINDS_OF_REWARDS = {
 
 def _graded(tmp_path: Path, returned: str, *, signature: str = "completions, **kw", prefix: str = "trl:") -> Any:
     source = f"import numpy as np\nimport torch\ndef f({signature}):\n    return {returned}\n"
-    task = with_reward(make_countdown(num_train=1), _load(tmp_path, prefix, source))
-    return grade(task, make_prompt("t", "x", {"answer": 1}), ["a", "b"], (0.0, 1.0))
+    return grade(_load(tmp_path, prefix, source).of_group, make_prompt("t", "x", {"answer": 1}), ["a", "b"], (0.0, 1.0))
 
 
 @pytest.mark.parametrize("returned", KINDS_OF_REWARDS.values(), ids=list(KINDS_OF_REWARDS))
@@ -195,7 +202,7 @@ def test_a_reward_of_one_response_may_be_a_tensor_or_array_of_one(
 @pytest.mark.parametrize("returned", ["[1.0]", "1.0", "[1.0, 0.0, 1.0]"])
 def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
     reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")
-    failed = grade(with_reward(make_countdown(num_train=1), reward), make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
+    failed = grade(reward.of_group, make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
     assert "for 2 completions; expected one reward for each" in failed["failed"]
 
 
@@ -230,20 +237,18 @@ def test_a_function_of_columns_gets_those_that_its_source_asks_for(
 
 def test_columns_that_are_no_json_values_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def f(completions, **kw):\n    return kw\n")
-    columns = Columns(
-        prompt="prompt", answer="answer", extra=(), message_format=None, tokenizer=None, chat_options={},
-        for_reward=reward_columns(f"trl:{tmp_path / 'mine.py'}:f"),
-    )  # fmt: skip
-    row = Row(where="here", values={"prompt": "x", "answer": "2", "picture": b"1", "level": 3})
-    assert set(prompt_of(row, columns, Conversations(columns)).answer) == {"answer", "level", "_row"}
+    path = str(tmp_path / "train.parquet")
+    pq.write_table(pa.Table.from_pylist([{"prompt": "x", "answer": "2", "picture": b"1", "level": 3}]), path)
+    task = load_task("dataset", {"path": path}, TaskContext(reward=f"trl:{tmp_path / 'mine.py'}:f"))
+    assert set(task.prompts("train")[0].answer) == {"answer", "level", "_row"}
 
 
 def test_a_missing_key_of_a_reward_names_the_setting_that_keeps_columns(tmp_path: Path) -> None:
     reward = _load(tmp_path, "", "def f(prompt, text):\n    return prompt.answer[text]\n")
-    task = with_reward(make_countdown(num_train=1), reward)
+    verifier = reward.of_group
     prompt = _dataset_prompt(tmp_path, ROW)
-    assert "task.options.extra_columns" in grade(task, prompt, ["nums"], (0.0, 1.0))["failed"]
-    assert "extra_columns" not in grade(task, make_prompt("t", "x", {}), ["nums"], (0.0, 1.0))["failed"]
+    assert "task.options.extra_columns" in grade(verifier, prompt, ["nums"], (0.0, 1.0))["failed"]
+    assert "extra_columns" not in grade(verifier, make_prompt("t", "x", {}), ["nums"], (0.0, 1.0))["failed"]
 
 
 VERL_ROW = {
@@ -290,21 +295,21 @@ def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) 
 def test_a_reward_range_is_mapped_to_0_to_1(
     tmp_path: Path, score: str, reward_range: tuple[float, float], reward: float
 ) -> None:
-    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n"))
-    assert grade(task, make_prompt("t", "x", {}), ["a"], reward_range) == {"rewards": [reward]}
+    verifier = _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n").of_group
+    assert grade(verifier, make_prompt("t", "x", {}), ["a"], reward_range) == {"rewards": [reward]}
 
 
 def test_the_number_that_is_stored_is_the_one_that_is_checked(tmp_path: Path) -> None:
     code = (
         "class Half(float):\n    def __float__(self):\n        return 7.0\ndef f(prompt, text):\n    return Half(0.5)\n"
     )
-    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", code))
-    assert "failed" in grade(task, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))
+    verifier = _load(tmp_path, "", code).of_group
+    assert "failed" in grade(verifier, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))
 
 
 def test_a_reward_outside_of_its_range_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
-    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", "def f(prompt, text):\n    return -1\n"))
-    failed = grade(task, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))["failed"]
+    verifier = _load(tmp_path, "", "def f(prompt, text):\n    return -1\n").of_group
+    failed = grade(verifier, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))["failed"]
     assert "returned -1, which is not a number in [0, 1]" in failed
     assert "task.reward_range" in failed
 

@@ -14,9 +14,15 @@ import pytest
 
 from bapo.cli.training.init import inspect_data
 from bapo.core.errors import ConfigError
-from bapo.tasks.dataset import Columns, DatasetTask, make_task, read_rows
+from bapo.tasks.base import TaskContext
+from bapo.tasks.data_files import read_rows
+from bapo.tasks.dataset import DatasetOptions, DatasetTask
 from bapo.tasks.grading.trial import Trial, read_prompts
+from bapo.tasks.registry import load_task
 from bapo.tasks.right_answers import gold_text
+from tests.support.tasks import maker
+
+make_task = maker("dataset")
 
 Write = Callable[..., str]
 
@@ -99,7 +105,7 @@ def test_an_answer_without_a_text_is_the_error_of_its_row(tmp_path: Path, answer
 
 def test_a_users_function_gets_the_list_as_it_is_and_a_gold_response_that_may_be_a_list(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "train", {"prompt": "q", "answer": []}, {"prompt": "r", "answer": [1, 2]})
-    prompts = make_task(path=path, graded_by="mine.py:f").prompts("train")
+    prompts = load_task("dataset", {"path": path}, TaskContext(reward="mine.py:f")).prompts("train")
     assert [prompt.answer["answer"] for prompt in prompts] == [[], [1, 2]]
     assert [gold_text(answer) for answer in ([1, 2], ["a", "b"], [7], "x", 7, [])] == [
         "[1, 2]", "a", "7", "x", "7", "[]",
@@ -172,9 +178,8 @@ def test_a_test_of_the_reward_and_init_choose_as_a_run_does(tmp_path: Path) -> N
         {"prompt": "a?", "answer": None, "solution": "7"},
         {"prompt": "b?", "answer": "8", "solution": "long 8"},
     )
-    columns = Columns(prompt=None, answer=None, extra=(), message_format=None, tokenizer=None, chat_options={})
     trial = Trial()
-    (prompt,) = read_prompts(path, columns, 10, trial)
+    (prompt,) = read_prompts(DatasetOptions(path=path), TaskContext(reward="mine.py:f"), 10, trial)
     assert (prompt.answer["answer"], trial.unreadable) == ("8", 1)
     assert trial.problems[0][0].endswith("row 1")
     assert inspect_data(path, None, None).answer_column is None

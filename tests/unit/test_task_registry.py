@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 
 from bapo.core.errors import ConfigError
-from bapo.tasks.registry import load_task, with_reward
+from bapo.tasks.base import Task, TaskContext, extract_of
+from bapo.tasks.grading.process import verifier_of
+from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import load_reward
 
 USER_MODULE = """
-from bapo.tasks.base import make_prompt
+from __future__ import annotations
+from typing import TYPE_CHECKING
+from bapo.tasks.base import Task, TaskContext, TaskOptions, make_prompt
+
+if TYPE_CHECKING:
+    from nowhere import Word
 
 class Echo:
     name = "echo"
@@ -20,7 +27,28 @@ class Echo:
     def reward(self, prompt, text): return float(text == self.word)
     def gold(self, prompt): return self.word
 
-def make_echo(word="hello"): return Echo(word)
+class Loud(Echo):
+    extracts_by_gold = True
+    def level(self, prompt): return 2.0
+    def extract(self, prompt, text): return text.upper()
+    def rewards(self, prompt, texts): return [0.25] * len(texts)
+
+class Options(TaskOptions):
+    word: str = "hello"
+    times: int
+
+class Derived(Task):
+    held_out_splits = ()
+    def __init__(self, options: Options, run: TaskContext):
+        self.name, self.text = "derived", f"{options.word * options.times} {run.tokenizer} {run.reward}"
+    def prompts(self, split): return [make_prompt("derived", self.text, {})]
+    def reward(self, prompt, text): return float(text == "right")
+
+class Unfinished(Derived):
+    name = property()
+
+def make_echo(word: Word = "hello"): return Echo(word)
+def make_loud(): return Loud("hello")
 def make_nothing(): return object()
 def make_trouble(): raise RuntimeError("no licence")
 def half(prompt, text): return 0.5
@@ -53,14 +81,32 @@ def test_a_users_task_is_found_by_dotted_path_and_gets_its_options() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("countdwon", {}, r"unknown task 'countdwon' \(did you mean 'countdown'\?\)"),
-        ("zzz", {}, "Built-in: chain, countdown, dataset"),
-        ("countdown", {"num_trian": 3}, r"task.options.num_trian.*did you mean 'num_train'"),
-        ("countdown", {"cd3_share": "half"}, "failed to load: TypeError"),
-        ("dataset", {}, "requires the options task.options.path"),
+        ("countdwon", {}, r"unknown task \(did you mean 'countdown'\?\)"),
+        ("zzz", {}, "use one of chain, countdown, dataset"),
+        ("countdown", {"num_trian": 3}, r"task.options.num_trian.*did you mean 'task.options.num_train'"),
+        ("countdown", {"cd3_share": "half"}, r"task.options.cd3_share = \"half\": input should be a valid number"),
+        ("dataset", {}, "task.options.path is required"),
         ("my_tasks:make_ehco", {}, "did you mean 'make_echo'"),
         ("my_tasks:make_echo", {"wrod": "x"}, "did you mean 'word'"),
-        ("my_tasks:make_nothing", {}, "object is missing name, prompts"),
+        (
+            "dataset",
+            {"path": "a.jsonl", "chatt": True},
+            r"task.options.chatt: unknown key \(did you mean 'task.options.chat'",
+        ),
+        (
+            "dataset",
+            {"path": "a.jsonl", "extra_columns": "level"},
+            'task.options.extra_columns = "level": input should',
+        ),
+        (
+            "my_tasks:Derived",
+            {"times": "x", "wrod": 1},
+            r"(?s)options.wrod: unknown key.*options.times = .x.: input",
+        ),
+        ("my_tasks:Unfinished", {"times": 1}, "failed to load: AttributeError"),
+        ("countdown:four", {}, "countdown is a single task"),
+        ("reasoning_gym", {}, "use reasoning_gym:NAME"),
+        ("my_tasks:make_nothing", {}, "object is missing name, held_out_splits, prompts, reward; derive it from"),
         ("my_tasks:make_trouble", {}, "RuntimeError: no licence"),
         ("my_tasks:constant", {}, "constant is a int, not a function"),
         ("my_tasks:", {}, "must have the form"),
@@ -75,14 +121,36 @@ def test_a_task_that_cannot_be_made_is_refused_with_a_reason(
         load_task(name, options)
 
 
+def test_a_task_gets_its_options_and_its_run_by_the_types_that_it_declares() -> None:
+    context = TaskContext(tokenizer="owner/model", reward="mine.py:f")
+    task = load_task("my_tasks:Derived", {"word": "ho", "times": 2}, context)
+    (prompt,) = task.prompts("train")
+    assert prompt.text == "hoho owner/model mine.py:f"
+    assert task.rewards(prompt, ["right", "wrong"]) == [1.0, 0.0]
+    assert (task.gold(prompt), task.expert(prompt), task.level(prompt), extract_of(task)) == (None, None, None, None)
+    with pytest.raises(ConfigError, match="must define image"):
+        task.image("0" * 64)
+
+
+def test_an_object_with_the_members_of_a_task_keeps_all_of_them() -> None:
+    plain, task = load_task("my_tasks:make_echo", {}), load_task("my_tasks:make_loud", {})
+    assert isinstance(plain, Task)
+    (prompt,) = plain.prompts("test")
+    assert (plain.name, plain.held_out_splits, plain.expert(prompt), extract_of(plain)) == (
+        "echo", ("test",), "hello", None,
+    )  # fmt: skip
+    assert plain.rewards(prompt, ["hello", "x"]) == [1.0, 0.0]
+    assert (task.level(prompt), task.rewards(prompt, ["a"]), task.gold(prompt)) == (2.0, [0.25], "hello")
+    extract = extract_of(task, another_reward=True)
+    assert extract is not None
+    assert extract(prompt, "word") == "WORD"
+
+
 def test_a_reward_of_ones_own_replaces_only_the_reward() -> None:
-    plain = load_task("countdown", {"num_train": 3})
-    task = with_reward(plain, load_reward("my_tasks:half"))
+    task = load_task("countdown", {"num_train": 3})
     prompt = task.prompts("train")[0]
-    assert task.reward(prompt, "anything") == 0.5
-    assert task.prompts("cd4") == plain.prompts("cd4")
-    assert task.gold(prompt) == plain.gold(prompt)
-    assert (task.name, task.held_out_splits) == ("countdown", ("cd34", "cd4"))
+    assert verifier_of(task, "my_tasks:half")(prompt, ["anything"]) == [0.5]
+    assert verifier_of(task, None)(prompt, [task.gold(prompt) or "", "anything"]) == [1.0, 0.0]
 
 
 def test_a_reward_that_does_not_take_prompt_and_text_is_refused() -> None:

@@ -13,10 +13,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from bapo.tasks.mathematics import make_task
 from models.tokenizer import check_round_trips
 from models.train_math_model import ROUND_TRIPS
 from models.word_problems import HELD_OUT, TAUGHT, TRAINED, WORD_PATTERN, examples, problems, vocabulary, write
+from tests.support.tasks import maker
+
+make_task = maker("mathematics")
 
 DATA = Path(__file__).parents[2] / "examples" / "mathematics"
 

@@ -20,7 +20,9 @@ from bapo.core.errors import ConfigError, did_you_mean
 from bapo.runtime.machine import num_gpu_files
 from bapo.runtime.model_files import context_length, folder_of, is_hub_id, missing_parts, num_parameters
 from bapo.runtime.run_directory.files import replace_file, storing
-from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS, Row, first_with_values, is_file, read_rows
+from bapo.tasks.base import TaskContext
+from bapo.tasks.data_files import Row, first_with_values, is_file, read_rows
+from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import try_first
 from bapo.tasks.registry import load_task
@@ -169,7 +171,7 @@ def _reward_trouble(reward: str, data: str, found: Data) -> str:
         if not is_file(data):
             return ""  # not downloaded here
         options = {"path": data, "prompt_column": found.prompt_column, "answer_column": found.answer_column}
-        return try_first(graders, load_task(NAME, options, reward=reward))[1]
+        return try_first(graders, load_task(NAME, options, TaskContext(reward=reward)))[1]
 
 
 def run_toml(

@@ -15,7 +15,7 @@ from bapo.config.tree import Config, RunConfig
 from bapo.core.errors import ConfigError
 from bapo.runtime import build_info
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 
 BUFFER_ALONE = "buffer"
 
@@ -68,7 +68,7 @@ def create(config: Tokens = None) -> None:
         typer.echo(f"run directory {path} exists, keeping its config")
         return
     # Here, and not in each container again and again: a run keeps its config.
-    load_task(resolved.task.name, resolved.task.options, tokenizer=resolved.model.path)
+    task_of(resolved)
     run = create_run(resolved)
     run.update_run(commit=build_info.commit())  # there is no launcher: the processes of this run are started separately
     typer.echo(f"run directory {run.path}")

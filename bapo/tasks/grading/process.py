@@ -20,7 +20,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -34,11 +34,14 @@ from bapo.core.types import SAME_REWARD, Prompt
 from bapo.core.user_code import place_of
 from bapo.runtime.process import watch_parent
 from bapo.runtime.standard_streams import never_fail_to_print
-from bapo.tasks.base import ROW, GradesGroups, LoadsReward, Task
+from bapo.tasks.base import ROW, Task, TaskContext
 from bapo.tasks.guard import share_of
-from bapo.tasks.registry import expert_of, load_task, with_reward
+from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import load_reward
 
+Verifier = Callable[[Prompt, Sequence[str]], Sequence[float | None]]
+"""[G] rewards of [G] responses to one prompt, None where one cannot be graded. May raise anything: it is a user's code.
+"""
 LENGTH = struct.Struct("<I")
 STDERR = 2
 OVERTIME_S = 5.0
@@ -67,11 +70,19 @@ def read_frame(file: BinaryIO) -> dict[str, Any] | None:
     return message
 
 
-def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
+def verifier_of(task: Task, reward: str | None) -> Verifier:
+    """What grades: `task.reward` where it is set, else the task. Imports the user's code. Raises: ConfigError."""
+    if reward is not None:
+        return load_reward(reward).of_group
+    task.load_reward()
+    return task.rewards
+
+
+def grade(verifier: Verifier, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
     """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
     shown = f"(on the response {texts[0][:200]!r})" if len(set(texts)) == 1 else f"(on {len(texts)} responses)"
     try:
-        return _checked(_rewards_of(task, prompt, texts), texts, reward_range)
+        return _checked(list(verifier(prompt, texts)), texts, reward_range)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
         return {"failed": f"raised {_described(error)}{place_of(error)} {shown}{_hint(error, prompt)}"}
 
@@ -82,13 +93,6 @@ def _hint(error: Exception, prompt: Prompt) -> str:
     if ROW not in prompt.answer or not isinstance(name, str) or name in prompt.answer:
         return ""
     return f"; for a column {name!r} of the data, set task.options.extra_columns (bapo reward test: --columns {name})"
-
-
-def _rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
-    """[G] rewards, None where a response cannot be graded. May raise anything: it runs a user's code."""
-    if isinstance(task, GradesGroups):
-        return list(task.rewards(prompt, texts))
-    return [task.reward(prompt, text) for text in texts]
 
 
 def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def _advice(reward: float | None) -> str:
 def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
     """The answer to the question for an expert's solution."""
     try:
-        text = expert_of(task, prompt)
+        text = task.expert(prompt)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything
         return {"failed": f"{_described(error)} (when computing an expert solution)"}
     if text is not None and not isinstance(text, str):
@@ -184,11 +188,8 @@ def main() -> None:
     if start is None:
         return
     try:
-        task = load_task(start["task"], start["options"])
-        if start["reward"] is not None:
-            task = with_reward(task, load_reward(start["reward"]))
-        elif isinstance(task, LoadsReward):
-            task.load_reward()
+        task = load_task(start["task"], start["options"], TaskContext(reward=start["reward"]))
+        verifier = verifier_of(task, start["reward"])
     except ConfigError as error:
         write_frame(answers, {"refused": str(error)})
         return
@@ -198,7 +199,7 @@ def main() -> None:
         with ended_after(start["timeout_s"] + OVERTIME_S):
             if "texts" in request:
                 with share_of(start["timeout_s"], len(request["texts"])) as busy:
-                    answer = {"busy": busy, **grade(task, prompt, request["texts"], start["range"])}
+                    answer = {"busy": busy, **grade(verifier, prompt, request["texts"], start["range"])}
             else:
                 answer = solve(task, prompt)
         write_frame(answers, answer)

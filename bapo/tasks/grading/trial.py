@@ -14,9 +14,11 @@ from typing import Protocol
 
 from bapo.core.errors import ConfigError, GradingError
 from bapo.core.types import SAME_REWARD, Prompt
-from bapo.tasks.base import ROW, Task
-from bapo.tasks.dataset import Columns, Conversations, columns_of_file, prompt_of, read_rows
+from bapo.tasks.base import ROW, Task, TaskContext
+from bapo.tasks.data_files import read_rows
+from bapo.tasks.dataset import DatasetOptions, PromptWriter
 from bapo.tasks.grading.pool import GraderPool, Grades, prompt_words
+from bapo.tasks.images import Images
 
 RIGHT, PARTLY, WRONG, BUSY = "right", "partly", "wrong", "verifier_busy"
 MAX_SHOWN = 80
@@ -66,18 +68,17 @@ class Trial:
         return self.results.get(RIGHT, 0) / max(1, self.num_rows)
 
 
-def read_prompts(source: str, columns: Columns, limit: int, trial: Trial) -> list[Prompt]:
+def read_prompts(options: DatasetOptions, context: TaskContext, limit: int, trial: Trial) -> list[Prompt]:
     """The first `limit` rows as prompts; what cannot be read is counted in `trial`. Raises: ConfigError: no file."""
-    columns = columns_of_file(source, columns)
-    write = Conversations(columns)
+    prompt_of = PromptWriter(options.path, options, context, Images())
     prompts: list[Prompt] = []
-    rows = islice(read_rows(source), limit)
+    rows = islice(read_rows(options.path), limit)
     while True:
         try:
             row = next(rows, None)
             if row is None:
                 return prompts
-            prompts.append(prompt_of(row, columns, write))
+            prompts.append(prompt_of(row))
         except ConfigError as error:
             trial.unreadable += 1
             where, _, what = str(error).partition(": ")

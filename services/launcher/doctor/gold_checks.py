@@ -77,7 +77,7 @@ def _grader(situation: Situation) -> Any:
     """What grades in the run: a process that can be killed, unless the verifier is a built-in fast one."""
     settings = situation.config.task
     if not _has_own_reward(situation) and settings.name in TRUSTED:
-        return HereGrader(situation.task, settings.reward_range)
+        return HereGrader(situation.task.rewards, settings.reward_range)
     return GraderPool(settings, num_children=1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from bapo.config.tree import Config
 from bapo.runtime.model_files import folder_of
 from bapo.tasks.base import Task
-from bapo.tasks.registry import load_task
+from bapo.tasks.registry import task_of
 
 
 @dataclass(kw_only=True)
@@ -31,8 +31,7 @@ class Situation:
     @cached_property
     def task(self) -> Task:
         """Raises: ConfigError."""
-        task, path = self.config.task, self.config.model.path
-        return load_task(task.name, task.options, tokenizer=path, reward=task.reward)
+        return task_of(self.config)
 
     @property
     def splits(self) -> tuple[str, ...]:
