@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,7 +30,7 @@ from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentEr
 from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.file_digest import digest_of
-from bapo.transport.service_client import Answer, Body, ServiceClient
+from bapo.transport.service_client import Answer, ServiceClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,21 +161,7 @@ PIECE_S = 60.0
 """Longest silence during one piece: half a megabyte per second."""
 
 
-class Server(Protocol):
-    """The part of `bapo.transport.service_client.ServiceClient` that transfers use."""
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Body | None = None,
-        query: dict[str, str] | None = None,
-        wait_s: float = 0.0,
-    ) -> Answer: ...
-
-
-def send_file(server: Server, path: Path, digest: str) -> None:
+def send_file(server: ServiceClient, path: Path, digest: str) -> None:
     """Send a file that the rollout server cannot read. Raises: the error of the server; OSError."""
     size = path.stat().st_size
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
@@ -188,7 +174,7 @@ def send_file(server: Server, path: Path, digest: str) -> None:
             offset = int(answer.json()["num_bytes"])
 
 
-def fetch_file(server: Server, digest: str, num_bytes: int, target: Path) -> None:
+def fetch_file(server: ServiceClient, digest: str, num_bytes: int, target: Path) -> None:
     """Download the file with this digest to `target`, atomically; continues an earlier attempt. One caller at a time.
 
     Raises: WeightMismatchError when the digest or size differs; the error of the server; OSError.

@@ -19,12 +19,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from bapo.config.autoscaling import ScalingReason
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
 from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.buffer_client import BufferClient
 from bapo.transport.messages import BufferStatus
 from rollout_server.autoscaling.rule import INPUTS, Observation, ScalingDecision, State, decide
 from rollout_server.autoscaling.window import Moment, Window, trains
@@ -50,12 +50,6 @@ GAUGES = dict(
 )
 
 
-class Buffer(Protocol):
-    """The part of the buffer client that the autoscaler uses."""
-
-    def status(self) -> BufferStatus: ...
-
-
 class Autoscaler:
     """`run` is called by one thread."""
 
@@ -63,7 +57,7 @@ class Autoscaler:
         self,
         config: Config,
         fleet: Fleet,
-        buffer: Buffer,
+        buffer: BufferClient,
         telemetry: Telemetry,
         *,
         room: Callable[[], int] | None = None,

@@ -14,11 +14,11 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from bapo.core.errors import BapoError, ContractError, WeightMismatchError
-from bapo.core.types import Progress, WeightUpdate
+from bapo.core.types import WeightUpdate
 from bapo.runtime.run_directory.files import replace_file, storing
+from bapo.transport.buffer_client import BufferClient
 from bapo.transport.rollout_client import weight_update_from_map, weight_update_map
 from rollout_server.weights.receive import check_size
 
@@ -30,12 +30,6 @@ POLL_S = 0.5
 Follow = Callable[[Callable[[], WeightUpdate | None]], bool]
 
 
-class Buffer(Protocol):
-    """Reports the version that the learner has published."""
-
-    def progress(self) -> Progress: ...
-
-
 def remember(folder: Path, update: WeightUpdate) -> None:
     """Record the newest update. Raises: StorageError."""
     path = folder / FILE_NAME
@@ -44,7 +38,7 @@ def remember(folder: Path, update: WeightUpdate) -> None:
         replace_file(path, json.dumps(weight_update_map(update)).encode())
 
 
-def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
+def noted(folder: Path, buffer: BufferClient) -> WeightUpdate | None:
     """The recorded update; None if nothing was published, or the record is from an earlier attempt of this run.
 
     Raises: ValueError, ContractError for a damaged record; errors of the buffer.
@@ -56,7 +50,7 @@ def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
     return update if buffer.progress().policy_version > 0 else None
 
 
-def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
+def recall(folder: Path, buffer: BufferClient) -> WeightUpdate | None:
     """The last update before a restart; None if there is none, or it is unusable.
 
     Raises: UnavailableError if the buffer does not report the learner's progress.
@@ -77,7 +71,7 @@ def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
 class Follower:
     """Polls the record in its own thread; `follow` is `Fleet.follow`."""
 
-    def __init__(self, folder: Path, buffer: Buffer, follow: Follow) -> None:
+    def __init__(self, folder: Path, buffer: BufferClient, follow: Follow) -> None:
         self._folder, self._buffer, self._follow = folder, buffer, follow
         self._taken = 0
         self._ended = threading.Event()

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Protocol
 
 from bapo.algorithms.composer import Composer
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import DataOrder
 from bapo.config.tree import Config
 from bapo.core.call_limits import MAX_REQUEST_BYTES, MAX_REQUESTS, in_parts_by_size
@@ -27,16 +25,10 @@ from bapo.core.errors import ConfigError
 from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound
+from services.scheduler.proposals import Proposals
 
 MAX_PER_CALL = 512
 """Fresh requests per call to the buffer: a few hundred kB."""
-
-
-class Rankings(Protocol):
-    @property
-    def newest(self) -> int: ...
-
-    def ranking(self, round_: int) -> Indices | None: ...
 
 
 class FreshPlan:
@@ -47,7 +39,7 @@ class FreshPlan:
     the cursor.
     """
 
-    def __init__(self, config: Config, prompts: Sequence[Prompt], proposals: Rankings | None = None) -> None:
+    def __init__(self, config: Config, prompts: Sequence[Prompt], proposals: Proposals | None = None) -> None:
         """
         Args:
             prompts: the training split.
@@ -94,7 +86,7 @@ class FreshPlan:
         asked = self._schedule.step_of(regular - 1) if regular else 0
         return self._behind(self._proposals, max(1, asked, self._proposals.newest), status.fresh_spares + number)
 
-    def _behind(self, proposals: Rankings, step: int, number: int) -> Prompt | None:
+    def _behind(self, proposals: Proposals, step: int, number: int) -> Prompt | None:
         """A prompt of a step's proposal after its regular ones, cycling if there are few."""
         ranking = proposals.ranking(step)
         if ranking is None:
