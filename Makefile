@@ -50,9 +50,10 @@ GPU_PYTHON := PYTHONPATH=$(wildcard .gpu/site) $(if $(wildcard $(BIN)/python),$(
 gpu-check: ## measure all that needs a GPU (docs/gpus.md); STAGES="learner engine" OPTIONS="--device cpu --size tiny"
 	$(GPU_PYTHON) -m benchmarks.gpu run $(STAGES) $(OPTIONS)
 
-lint: setup ## ruff
+lint: setup ## ruff, and words that the field does not use
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/words.py
 
 types: setup ## mypy --strict on everything but tests and benchmarks
 	$(BIN)/mypy

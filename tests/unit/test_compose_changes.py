@@ -34,7 +34,7 @@ def test_what_an_image_depends_on_is_seen(path: str, line: str) -> None:
     [
         ("services/evaluator/majority.py", "+    return 0.0"),
         ("services/evaluator/majority.py", "+    # an import of ours"),
-        ("tests/unit/test_words.py", "+import numpy"),
+        ("tests/unit/test_types.py", "+import numpy"),
         ("docs/cluster.md", "+from here"),
         ("deploy/grafana/dashboards/run.json", "+{}"),
     ],
