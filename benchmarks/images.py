@@ -29,7 +29,7 @@ from bapo.config.load import load_config
 from bapo.core.codec import pack_group, request_map
 from bapo.core.types import Group, Prompt, Purpose, RolloutRequest
 from bapo.runtime.vision import vision_model
-from bapo.tasks.geometry import GeometryOptions, GeometryTask
+from contrib.geometry.task import GeometryOptions, GeometryTask
 from rollout_server.engines import vllm
 from tests.support.engines import Driven
 

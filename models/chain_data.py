@@ -24,7 +24,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from bapo.tasks.chain import ANSWER_FORMAT, BASE_MODEL_BUCKETS, MODULUS, OPERATIONS, Chain, random_chain
+from contrib.chain.task import ANSWER_FORMAT, BASE_MODEL_BUCKETS, MODULUS, OPERATIONS, Chain, random_chain
 
 Kind = Literal["plus", "carry", "over", "minus", "borrow", "under", "times", "tens"]
 RIGHT: Mapping[Kind, float] = {

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Qwen2_5_VLForConditionalGeneration
 
 from bapo.core.types import Prompt
-from bapo.tasks.geometry import BLANK, KINDS, NAME, SWAPPED, GeometryOptions, GeometryTask
+from contrib.geometry.task import BLANK, KINDS, NAME, SWAPPED, GeometryOptions, GeometryTask
 from models import geometry_card
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.geometry_model import embed, patches_of, positions_of, prompt_ids

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bapo.tasks.drawing import ADVANCE, GLYPH_HEIGHT, GLYPHS, Canvas
-from bapo.tasks.geometry import (
+from contrib.geometry.drawing import ADVANCE, GLYPH_HEIGHT, GLYPHS, Canvas
+from contrib.geometry.task import (
     BASE_MODEL_BUCKETS,
     KINDS,
     LEVELS,

@@ -28,7 +28,7 @@ from transformers import (
 
 from bapo.tasks.base import IMAGE
 from bapo.tasks.countdown import ANSWER_END, ANSWER_START
-from bapo.tasks.geometry import MAX_VALUE, SIZE
+from contrib.geometry.task import MAX_VALUE, SIZE
 
 PATCH, MERGE, TEMPORAL, CHANNELS = 8, 2, 2, 3
 GRID = SIZE // PATCH

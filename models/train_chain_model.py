@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bapo.core.types import Prompt
-from bapo.tasks.chain import LONG, NAME, OPERATIONS, TRAIN, ChainOptions, ChainTask
+from contrib.chain.task import LONG, NAME, OPERATIONS, TRAIN, ChainOptions, ChainTask
 from models.chain_data import RIGHT, Kind, examples, kind_of
 from models.evaluate_base_model import GROUP_SIZE, Groups, summary
 from models.sampler import sample_groups

@@ -1,7 +1,7 @@
 """Tiers, their order and their time, and the fixtures that several tiers share.
 
 unit        no process, no socket, no sleep
-contrib     the methods of `contrib/`, by hand
+contrib     the methods and tasks of `contrib/`, by hand
 contract    every plug-in; the store and the HTTP API against one real Redis per xdist worker
 process     one or two real processes
 smoke       whole stories, most of them on one shared run

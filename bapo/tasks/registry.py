@@ -1,6 +1,6 @@
 """Find a task by the name that the config gives; `bapo.tasks.rewards` finds rewards.
 
-    "countdown"                     a task that is shipped: bapo/tasks/countdown.py, the class that derives from `Task`
+    "countdown"                     a task that is shipped: bapo/tasks/countdown.py, or contrib/NAME/task.py
     "reasoning_gym:NAME"            a family that is shipped: its class gets NAME in the context
     "my_package.my_module:factory"  a user's own, or "file.py:factory": any callable that returns a task
 

@@ -1,4 +1,4 @@
-"""What every task must keep. A new file in bapo/tasks/ with a `make_task` is tested without being named here."""
+"""What every task must keep. A new file in bapo/tasks/ or contrib/NAME/task.py is tested without being named here."""
 
 import json
 from pathlib import Path

@@ -56,5 +56,9 @@ def test_the_wheel_installs_and_reads_its_presets(version: str, wheel: Path, tmp
 
     assert said("--version").split() == ["bapo", bapo.__version__]
     assert "batch_size = 256" in said("config", "show", "bapo")
-    needed = "import buffer_service.http.app, services.dashboard.app, studies.compare.figures"
+    needed = (
+        "import buffer_service.http.app, services.dashboard.app, studies.compare.figures\n"
+        "from bapo.tasks.registry import load_task\n"
+        "print([len(load_task(name, {}).prompts('train')) for name in ('countdown', 'chain', 'geometry')])"
+    )
     subprocess.run([run / "python", "-c", needed], cwd=tmp_path, check=True)

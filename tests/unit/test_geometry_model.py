@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 image = pytest.importorskip("PIL.Image", reason="requirements of images")
 
 from bapo.runtime.vision import PLACEHOLDER, vision_model  # noqa: E402
-from bapo.tasks.geometry import BASE_MODEL_BUCKETS, KINDS, random_problem  # noqa: E402
+from contrib.geometry.task import BASE_MODEL_BUCKETS, KINDS, random_problem  # noqa: E402
 from models import geometry_card  # noqa: E402
 from models.evaluate_geometry_model import Sampler  # noqa: E402
 from models.geometry_data import CHARACTERS, IGNORE, LABELS, NO_LABEL, NOTHING, batches, exercises  # noqa: E402

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bapo.core.errors import ConfigError
-from bapo.tasks.chain import (
+from contrib.chain.task import (
     BASE_MODEL_BUCKETS,
     HELD_OUT_BUCKETS,
     TRAIN_BUCKETS,

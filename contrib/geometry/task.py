@@ -41,8 +41,8 @@ from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import IMAGE, GeneratedOptions, Task, make_prompt
-from bapo.tasks.drawing import ADVANCE, GLYPH_HEIGHT, GLYPH_WIDTH, Canvas, toward
 from bapo.tasks.images import digest_of
+from contrib.geometry.drawing import ADVANCE, GLYPH_HEIGHT, GLYPH_WIDTH, Canvas, toward
 
 NAME = "geometry"
 TRAIN = "train"

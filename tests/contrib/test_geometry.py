@@ -11,8 +11,8 @@ import pytest
 
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.drawing import GLYPHS, Canvas, png
-from bapo.tasks.geometry import (
+from contrib.geometry.drawing import GLYPHS, Canvas, png
+from contrib.geometry.task import (
     BASE_MODEL_BUCKETS,
     HELD_OUT_BUCKETS,
     KINDS,

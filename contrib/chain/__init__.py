@@ -1,0 +1,1 @@
+"""Task of the base model `models/chain-tiny`: a hard tail that training reaches."""

@@ -1,0 +1,1 @@
+"""Task of the base model `models/geometry-tiny`: small drawings for vision-language models."""
