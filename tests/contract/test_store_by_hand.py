@@ -12,7 +12,7 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.errors import ContractError
 from bapo.core.types import Purpose
 from buffer_service.inspection import Maintenance
-from buffer_service.state import Assembly, Replacement
+from buffer_service.state import Assembly
 from buffer_service.store.invariants import violations
 from buffer_service.store.redis.keys import Keys
 from buffer_service.store.redis.store import RedisStore
@@ -75,46 +75,6 @@ def test_a_group_is_dropped_with_its_frame_from_the_table_that_it_is_in(
         tending(store).drop_group(group_id)
 
 
-def test_another_group_is_asked_for_in_place_of_a_fresh_one(store: RedisStore) -> None:
-    busy(store)
-    before = store.status()
-    tending(store).drop_group("g-d")
-    after = store.status()
-    assert (after.fresh_ready, after.fresh_dropped) == (before.fresh_ready - 1, before.fresh_dropped + 1)
-    assert store.push([incoming(answer(make_request(prompt_id="d")))]) == ["duplicate"]
-    assert store.counters()["dropped_groups:by_hand"] == 1
-
-
-def test_an_evaluation_still_counts_the_request_of_a_group_that_was_dropped(store: RedisStore) -> None:
-    busy(store)
-    tending(store).drop_group("g-e")
-    assert store.status().evaluations == {"cd@2": 1}
-    assert store.evaluated("cd@2") == ["g-e"]
-    store.forget("cd@2")
-    assert_sound(store)
-
-
-@pytest.mark.parametrize("is_leased", [False, True], ids=["queued", "leased"])
-def test_a_request_that_is_dropped_is_settled_as_one_whose_attempts_are_used_up(
-    store: RedisStore, is_leased: bool
-) -> None:
-    request = make_request(prompt_id="y")
-    store.enqueue([request], cursor=None)
-    if is_leased:
-        store.claim("w", limit=1, policy_version=1)
-    tending(store).drop_request("g-y")
-    after = store.status()
-    assert (sum(after.queued.values()), sum(after.leased.values())) == (0, 0)
-    assert after.fresh_dropped == 1  # the scheduler asks for another
-    assert store.counters() == {"dropped_requests:by_hand": 1}
-    assert store.readiness(1).num_open == 0
-    assert store.renew("w", ["g-y"]) == []
-    assert store.claim("v", limit=9, policy_version=1) == []
-    assert store.push([incoming(answer(request))]) == ["duplicate"]
-    assert store.enqueue([request], cursor=None) == 0
-    assert_sound(store)
-
-
 def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: RedisStore) -> None:
     busy(store)
     assert tending(store).drop_group("g-b") == "high"
@@ -123,42 +83,6 @@ def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(stor
         tending(store).drop_group("g-b")
     store.commit(1, 1)
     assert store.frames(["g-b"]) == [None]
-    assert_sound(store)
-
-
-def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_restore(store: RedisStore) -> None:
-    """A snapshot forgets which ids were settled, and holds the results of groups that were too old."""
-    stored(store, "a")
-    old = view_of(store, 1).fresh[0]
-    again = make_request(prompt_id="a", request_id="g-a~1", min_version=2)
-    store.replace_stale([Replacement(result=old.result(None, "stale", 1), request=again)])
-    store.restore(store.image(), [])
-    stored(store, "a")
-    assert [record.group_id for record in view_of(store, 1).fresh] == ["g-a"]
-    assert_sound(store)
-
-
-def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: RedisStore) -> None:
-    busy(store)
-    seen = store.tables()
-    tending(store).drop_prompt("a")
-    assert store.edit_tables(seen, replace(seen, high=())) is False
-    assert [entry.group_id for entry in store.tables().high] == ["g-b", "g-c"]
-    assert_sound(store)
-
-
-def test_an_assembly_that_began_before_an_edit_is_refused(store: RedisStore) -> None:
-    busy(store)
-    before = view_of(store, 1).tables
-    begun = an_assembly(step=2, fresh=["g-d"], trained=["g-d", "g-c"], before=before, high=before.high)
-    tending(store).drop_group("g-c")
-    assert store.commit_assembly(begun) is False
-    assert_sound(store)
-    again = an_assembly(
-        step=2, fresh=["g-d"], before=view_of(store, 1).tables, fresh_bytes=store.readiness(2).fresh_bytes
-    )
-    assert store.commit_assembly(again) is True
-    assert store.tables().edits == 0
     assert_sound(store)
 
 

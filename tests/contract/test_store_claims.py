@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import redis
 
 from bapo.core.types import RolloutRequest
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys
 from tests.support.buffer import PuttingRedisStore as RedisStore
-from tests.support.buffer import answer, incoming
 from tests.support.factories import make_request
 
 
@@ -34,50 +31,11 @@ def test_a_claim_that_comes_again_gets_what_it_had_and_nothing_new(store: RedisS
     assert claimed(store, "me-2") == ["g-c", "g-d"], "another nonce is another claim"
 
 
-def test_a_claim_that_leased_nothing_may_lease_when_it_comes_again(store: RedisStore) -> None:
-    assert claimed(store, "me-1") == []
-    asked(store, "a")
-    assert claimed(store, "me-1") == ["g-a"]
-
-
-def test_only_what_the_worker_still_holds_comes_again(store: RedisStore) -> None:
-    first, *_ = asked(store, "abcd")
-    assert claimed(store, "me-1", limit=3) == ["g-a", "g-b", "g-c"]
-    store.push([incoming(answer(first))])
-    store.fail("w", "g-b", reason="engine", detail="")
-    assert claimed(store, "other-1", worker="v", limit=1) == ["g-b"]
-    assert claimed(store, "me-1", limit=3) == ["g-c"]
-
-
-def test_a_claim_that_a_newer_one_has_overtaken_gets_nothing(store: RedisStore) -> None:
-    asked(store, "abcd")
-    assert claimed(store, "me-9", limit=1) == ["g-a"]
-    assert claimed(store, "me-10", limit=1) == ["g-b"]
-    assert claimed(store, "me-9") == []
-    assert claimed(store, "me-10") == ["g-b"], "the newest is still known"
-
-
 def test_another_client_under_the_same_name_neither_gets_nor_ends_the_leases_of_the_first(store: RedisStore) -> None:
     asked(store, "abc")
     assert claimed(store, "before-7", limit=1) == ["g-a"]
     assert claimed(store, "after-1", limit=1) == ["g-b"]
     assert store.renew("w", ["g-a", "g-b"]) == ["g-a", "g-b"]
-
-
-def test_a_claim_is_forgotten_with_its_leases(make_store: Callable[..., RedisStore]) -> None:
-    for end in (lambda store: store.release("w"), lambda store: store.resume(0)):
-        store = make_store(run=f"end-{id(end)}")
-        asked(store, "ab")
-        claimed(store, "me-1", limit=1)
-        end(store)
-        assert claimed(store, "me-1") == ["g-a", "g-b"]
-
-
-def test_a_restored_store_remembers_no_claim(store: RedisStore) -> None:
-    asked(store, "ab")
-    claimed(store, "me-1", limit=1)
-    store.restore(store.image(), [])
-    assert claimed(store, "me-1") == ["g-a", "g-b"]
 
 
 def test_a_request_whose_content_is_missing_is_left_out_of_a_claim(redis_store: RedisStore, redis_url: str) -> None:

@@ -8,25 +8,15 @@ import pytest
 
 from bapo.core.errors import ContractError
 from bapo.core.types import Purpose, RolloutRequest
-from buffer_service.state import Tables
 from tests.support.buffer import PuttingRedisStore as RedisStore
-from tests.support.buffer import an_assembly, answer, incoming, new_store, stat, stored
+from tests.support.buffer import answer, incoming, new_store
 from tests.support.factories import make_request
-from tests.support.store_clock import TimedStore
 
 
 def asked(store: RedisStore, *names: str, **fields: object) -> list[RolloutRequest]:
     requests = [make_request(prompt_id=name, **fields) for name in names]  # type: ignore[arg-type]
     store.enqueue(requests, cursor=None)
     return requests
-
-
-def test_a_pushed_group_is_there_as_it_was_sent(store: RedisStore) -> None:
-    (request,) = asked(store, "a")
-    group = incoming(answer(request))
-    assert store.push([group]) == ["stored"]
-    assert store.frames(["g-a", "g-b"]) == [bytes(group.frame), None]
-    assert store.records(["g-b", "g-a"]) == [None, group.record]
 
 
 def test_two_contents_of_one_lease_store_nothing(store: RedisStore) -> None:
@@ -67,12 +57,6 @@ def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(
     assert store.counters() == {"pushed_groups:stored": 2, "pushed_groups:duplicate": 1}
 
 
-def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: RedisStore) -> None:
-    assert store.push([incoming(answer(make_request(prompt_id="x")))]) == ["unknown"]
-    assert store.frames(["g-x"]) == [None]
-    assert store.counters()["pushed_groups:unknown"] == 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -95,66 +79,6 @@ def test_a_group_that_answers_something_else_stores_nothing(
     assert store.status().queued["fresh"] == 2
 
 
-def test_a_group_of_older_weights_than_admitted_is_asked_for_again(store: RedisStore) -> None:
-    (request,) = asked(store, "a", min_version=5)
-    store.claim("w", limit=1, policy_version=5)
-    assert store.push([incoming(answer(request, version=4))]) == ["stale"]
-    assert store.frames(["g-a"]) == [None]
-    assert store.status().leased["fresh"] == 0
-    assert store.claim("w", limit=1, policy_version=5) == [request]
-    assert store.push([incoming(answer(request, version=5))]) == ["stored"]
-
-
-def test_a_late_group_counts_even_when_its_lease_is_over(timed: TimedStore) -> None:
-    store = timed.store
-    (request,) = asked(store, "a")
-    store.claim("slow", limit=1, policy_version=1)
-    timed.clock.move(60)
-    assert len(store.claim("other", limit=1, policy_version=1)) == 1
-    assert store.push([incoming(answer(request, "10000000", worker_id="slow"))]) == ["stored"]
-    assert store.push([incoming(answer(request, "11000000", worker_id="other"))]) == ["duplicate"]
-    assert store.status().leased["fresh"] == 0
-    assert store.claim("other", limit=1, policy_version=1) == []
-
-
-def test_a_push_hears_of_the_worker(store: RedisStore) -> None:
-    (request,) = asked(store, "a")
-    store.push([incoming(answer(request, worker_id="w9"))])
-    assert store.status().workers["w9"].leased == 0
-
-
-def test_a_trained_group_lives_until_a_checkpoint_after_its_batch(store: RedisStore) -> None:
-    stored(store, "a")
-    store.commit_assembly(an_assembly(fresh=["g-a"], trained=["g-a"]))
-    store.commit(1, 0)
-    assert store.frames(["g-a"])[0] is not None
-    store.commit(1, 1)
-    assert store.frames(["g-a"]) == [None]
-    assert store.status().num_bytes == 0
-
-
-def test_a_group_in_b_high_outlives_its_batch_until_it_leaves(store: RedisStore) -> None:
-    stored(store, "ab")
-    one = Tables(step=1, high=(stat("g-a"),))
-    store.commit_assembly(an_assembly(fresh=["g-a"], trained=["g-a"], high=one.high))
-    store.commit(1, 1)
-    assert store.frames(["g-a"])[0] is not None
-    store.commit_assembly(an_assembly(step=2, fresh=["g-b"], trained=["g-b"], before=one))
-    assert store.frames(["g-a"]) == [None]
-
-
-def test_a_settled_request_is_forgotten_long_after_its_checkpoint(store: RedisStore) -> None:
-    stored(store, "a")
-    before = Tables()
-    for step in range(1, 23):
-        assembly = an_assembly(step=step, fresh=["g-a"] if step == 1 else [], before=before)
-        assert store.commit_assembly(assembly)
-        before = assembly.after
-        store.commit(step, step)
-        expected = "duplicate" if step <= 20 else "unknown"
-        assert store.push([incoming(answer(make_request(prompt_id="a")))]) == [expected], step
-
-
 def test_pushing_twice_stores_once_and_keeps_the_first(store: RedisStore) -> None:
     (request,) = asked(store, "a")
     first = incoming(answer(request, "10000000"))
@@ -164,19 +88,3 @@ def test_pushing_twice_stores_once_and_keeps_the_first(store: RedisStore) -> Non
     assert store.push([first]) == ["duplicate"]
     assert store.frames(["g-a"]) == [bytes(first.frame)]
     assert store.readiness(1).num_fresh == 1
-
-
-def test_a_group_that_no_batch_trains_is_deleted(store: RedisStore) -> None:
-    stored(store, "ab")
-    assert store.commit_assembly(an_assembly(fresh=["g-a", "g-b"], trained=["g-a"]))
-    assert [frame is not None for frame in store.frames(["g-a", "g-b"])] == [True, False]
-    assert store.records(["g-b"]) == [None]
-
-
-def test_the_bytes_of_held_groups_are_counted(store: RedisStore) -> None:
-    requests = asked(store, "a", "b")
-    groups = [incoming(answer(request)) for request in requests]
-    store.push(groups)
-    assert store.status().num_bytes == len(groups[0].frame) + len(groups[1].frame)
-    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[]))
-    assert store.status().num_bytes == len(groups[1].frame)

@@ -62,34 +62,6 @@ def snapshot_of(store: RedisStore) -> bytes:
     return b"".join(piece for pieces in read_snapshot(store) for piece in pieces)
 
 
-def test_a_restored_image_is_the_same_image(make_store: Callable[..., RedisStore]) -> None:
-    first, second = make_store(run="first"), make_store(run="second")
-    a_busy_run(first)
-    image = first.image()
-    second.restore(image, frames_of(first, image))
-    assert second.image() == image
-    group_ids = sorted(image.references)
-    assert second.frames(group_ids) == first.frames(group_ids)
-    assert second.status().num_bytes == first.status().num_bytes
-
-
-def test_an_image_holds_what_a_resumed_run_needs(store: RedisStore) -> None:
-    a_busy_run(store)
-    image = store.image()
-    assert [request.request_id for request in image.open_requests] == ["r-q", "r-r", "g-x", "g-y", "g-c~1"]
-    assert [request.attempts for request in image.open_requests] == [1, 0, 0, 0, 0]
-    assert [group.record.group_id for group in image.fresh] == ["g-d"]
-    assert [record.group_id for record in image.reevaluated] == ["r-p"]
-    assert image.references == {"g-d": 1, "r-p": 1, "g-b": 2}
-    assert set(image.records) == {"g-b"}
-    assert image.tables.bad == (hard("a"),)
-    assert image.bad_prompts == {"a": make_prompt(prompt_id="a")}
-    assert [batch.step for batch in image.batches] == [1]
-    assert image.rounds == {2: 2}
-    assert [result.group_id for result in image.stale] == ["g-c"]
-    assert (image.cursor, image.progress) == (6, Progress(step=2, policy_version=1))
-
-
 def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[..., RedisStore]) -> None:
     first, second = make_store(run="first"), make_store(run="second")
     a_busy_run(first)
@@ -111,28 +83,6 @@ def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[...
         store.commit(2, 2)
         assert store.frames(["g-b", "g-d", "r-p"]) == [None, None, None]
         assert [record.group_id for record in view_of(store, 9).fresh] == ["g-x"]
-
-
-def test_what_batches_and_b_high_hold_is_not_asked_again_after_a_restore(store: RedisStore) -> None:
-    a_busy_run(store)
-    image = store.image()
-    store.restore(image, list(frames_of(store, image)))
-    held = [make_request(prompt_id=name) for name in "bd"]
-    assert store.enqueue(held, cursor=None) == 0
-    assert store.enqueue([reevaluation("p")], cursor=None) == 0
-    assert store.image() == image
-    assert store.push([incoming(answer(held[0], rewards="11111111", worker_id="other"))]) == ["duplicate"]
-
-
-def test_a_restore_replaces_what_was_there(make_store: Callable[..., RedisStore]) -> None:
-    full, empty = make_store(run="full"), make_store(run="empty")
-    a_busy_run(full)
-    held = sorted(full.image().references)
-    full.restore(empty.image(), iter(()))
-    assert full.image() == empty.image()
-    assert full.frames(held) == [None] * len(held)
-    assert full.status().num_bytes == 0
-    assert full.enqueue([make_request(prompt_id="x")], cursor=1) == 1
 
 
 def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..., RedisStore]) -> None:
@@ -195,18 +145,6 @@ def assert_unreadable(store: RedisStore) -> None:
             call()
     with pytest.raises(ContractError, match="restore the snapshot again"):
         store.resume(1)
-
-
-def test_a_restored_request_has_the_place_in_its_queue_that_enqueueing_gives(redis_url: str) -> None:
-    """Or those that come later would be put before it, or behind it, wrongly."""
-    with redis.Redis.from_url(redis_url) as client:
-        store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
-        store.enqueue([make_request(prompt_id="a", min_version=1)], cursor=None)
-        queue = Keys("run")["queue_fresh"]
-        middle = 2**32 + 2**31  # min_version 1 above 32 bits of place, counted from their middle
-        assert client.zrange(queue, 0, -1, withscores=True) == [(b"g-a", middle + 1)]
-        store.restore(store.image(), iter(()))
-        assert client.zrange(queue, 0, -1, withscores=True) == [(b"g-a", middle + 1)]
 
 
 def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:

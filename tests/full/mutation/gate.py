@@ -41,8 +41,6 @@ TESTS = (
     "tests/contract/test_store_assembly.py",
     "tests/contract/test_store_image.py",
     "tests/contract/test_store_limits.py",
-    "tests/contract/test_store_success_counts.py",
-    "tests/contract/test_store_references.py",
     "tests/contract/test_store_model.py",
     "tests/contract/test_store_requests.py",
 )
