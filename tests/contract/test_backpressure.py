@@ -15,7 +15,7 @@ from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import answer, new_store
 from tests.support.buffer_app import serving, small_config
-from tests.support.factories import make_group, make_request
+from tests.support.factories import make_request
 from tests.support.raw_push import raw_push
 from tests.support.wait import wait_until
 
@@ -78,52 +78,6 @@ def test_frames_that_found_no_room_are_not_written_again(redis_url: str) -> None
             pushing.join(60)
             assert raw.info("commandstats")["cmdstat_psetex"]["calls"] == 2
     assert store.records(["f-p003"]) != [None]
-
-
-@pytest.mark.parametrize(
-    ("limit", "why"),
-    [
-        ({"max_fresh_groups": 8}, "8 fresh groups queued, buffer.max_fresh_groups = 8;"),
-        ({"max_fresh_mb": 1}, r"1\.0 MB of fresh groups queued, buffer.max_fresh_mb = 1;"),
-    ],
-)
-def test_each_limit_holds_until_the_learner_has_consumed_some(
-    store: RedisStore, limit: dict[str, int], why: str
-) -> None:
-    requests = requests_of(9)
-    # 8 responses of 2050 tokens of 8 bytes: 131,200 bytes, of which 8 are 1.001 MB.
-    large = [make_group(prompt=r.prompt, group_id=r.request_id, lengths=[2050] * 8) for r in requests]
-    with serving(store, small_config(buffer=limit, **FREE)) as client:
-        client.enqueue(requests)
-        assert len(client.push([pack_group(group) for group in large[:8]])) == 8
-        with pytest.raises(FullError, match=why):
-            impatient(client).push([pack_group(large[8])])
-        assert client.status().fresh_ready == 8
-        client.batch(1, timeout_s=60)
-        assert client.push([pack_group(large[8])]) == {"f-p008": "stored"}
-
-
-def test_nothing_is_refused_while_the_next_batch_lacks_something(store: RedisStore) -> None:
-    """The round of step 1 is not answered yet: whatever comes may be what the learner waits for."""
-    config = small_config(
-        buffer={"max_fresh_groups": 4},
-        cadence={
-            "weight_sync_interval": 1,
-            "reevaluation_interval": 1,
-            "max_steps_ahead": 1000,
-            "wait_for_reevaluation": True,
-        },
-    )
-    asked = make_request(prompt_id="r", request_id="r1-r", purpose=Purpose.REEVALUATE, step=1)
-    with serving(store, config) as client:
-        client.reevaluate(1, [asked])
-        filled(client, 4)
-        more = requests_of(2, first=4)
-        client.enqueue(more)
-        assert len(impatient(client).push(frames_of(more[:1]))) == 1
-        client.push([pack_group(answer(asked))])
-        with pytest.raises(FullError):
-            impatient(client).push(frames_of(more[1:]))
 
 
 def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(store: RedisStore) -> None:

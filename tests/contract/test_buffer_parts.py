@@ -43,21 +43,6 @@ def test_a_redis_that_goes_away_while_the_service_starts_is_waited_for() -> None
         wait_for(lambda: (_ for _ in ()).throw(UnavailableError("never")), timeout_s=0.0)
 
 
-def test_a_start_that_waits_for_redis_says_so_once_and_not_again_at_each_try(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tries = iter([UnavailableError("Redis is still loading its data")] * 3)
-
-    def attempt() -> Health:
-        for error in tries:
-            raise error
-        return Health(where="here", persistent=True, detail="")
-
-    wait_for(attempt, timeout_s=100.0)
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert said == "not listening yet, retrying for up to 100 s: Redis is still loading its data"
-
-
 def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
     """Found by a cable that was pulled: packets then went to another host, which answered in HTTP."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.methods import SELECTOR
@@ -167,9 +166,9 @@ def whole_run(redis_url: str, config: Config) -> dict[int, list[str]]:
     return run.prompts
 
 
-@pytest.mark.parametrize("selector", ["mopps", "kimi", "dots"])
-def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(redis_url: str, selector: str) -> None:
-    config = make_config(selector)
+def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(redis_url: str) -> None:
+    """By DOTS, which asks for reference prompts too; every selector against a buffer in memory: test_proposals.py."""
+    config = make_config("dots")
     with running(config, a_store(redis_url)) as run:
         for first, last in ((1, 3), (4, 4), (5, 34), (35, 36), (37, NUM_STEPS)):
             with scheduling(config, run.client.url):
@@ -177,10 +176,9 @@ def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(r
     assert run.prompts == whole_run(redis_url, config)
 
 
-@pytest.mark.parametrize("selector", ["mopps", "dots"])
-def test_a_learner_that_goes_back_to_its_checkpoint_gets_the_same_prompts(selector: str, redis_url: str) -> None:
+def test_a_learner_that_goes_back_to_its_checkpoint_gets_the_same_prompts(redis_url: str) -> None:
     """With and without a snapshot: from step 36 back to 34, and from step 38 back to the snapshot of step 35."""
-    config = make_config(selector)
+    config = make_config("mopps")
     with running(config, a_store(redis_url)) as run, scheduling(config, run.client.url):
         run.steps(1, 36)
         run.client.resume(34)

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 import pytest
 from redis._parsers.base import BaseParser
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import ResponseError
 
 from bapo.core.errors import BapoError, FullError, UnavailableError
-from bapo.core.types import Purpose
-from bapo.transport.messages import WorkerLeases
-from buffer_service.assembly import is_ready, readiness_text
 from buffer_service.backpressure import Shortfall
 from buffer_service.http.long_poll import Wakeups
-from buffer_service.state import Readiness
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.rows import pack, unpack, unpack_record
-from tests.support.buffer import STATUS, answer, incoming
-from tests.support.buffer_app import small_config
+from tests.support.buffer import answer, incoming
 from tests.support.clock import Clock
 from tests.support.factories import make_request
-
-READY = Readiness(
-    assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="", num_open=0, fresh_bytes=0
-)
-
-
-def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
-    workers = {"worker-2": WorkerLeases(leased=2, silent_s=38.4), "worker-1": WorkerLeases(leased=0, silent_s=99.0)}
-    status = replace(STATUS, workers=workers)
-    assert readiness_text(4, READY, status, small_config(), 4) == (
-        "1/4 fresh groups, 1 leased, 2 queued; worker-2 silent for 38 s"
-    )
-
-
-def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
-    ready = replace(READY, num_fresh=4, num_open=2)
-    config = small_config(cadence={"max_steps_ahead": 0})
-    assert not is_ready(4, ready, config, 4)
-    assert is_ready(4, ready, small_config(cadence={"max_steps_ahead": 1}), 4)
-    assert readiness_text(4, ready, replace(STATUS, workers={}), config, 4) == (
-        "2 fresh groups of steps up to 4 are open, 1 leased, 2 queued"
-    )
 
 
 def test_a_record_is_a_row_and_comes_back() -> None:
@@ -54,23 +26,6 @@ def test_a_record_is_a_row_and_comes_back() -> None:
     assert (row[5], row[10]) == (record.worker_id, record.claimed_at)
     assert unpack_record(pack(record)) == record
     assert record.outcomes == bytes((0, 255))
-
-
-@pytest.mark.parametrize(("left", "is_over"), [(None, False), (1, False), (0, True)])
-def test_a_round_is_over_when_none_is_left(left: int | None, is_over: bool) -> None:
-    config = small_config(
-        cadence={
-            "weight_sync_interval": 1,
-            "reevaluation_interval": 1,
-            "max_steps_ahead": 0,
-            "wait_for_reevaluation": True,
-        }
-    )
-    nothing = dict.fromkeys(Purpose, 0)
-    ready = replace(READY, num_fresh=4, round_left=left)
-    status = replace(STATUS, workers={}, leased=nothing, queued=nothing)
-    assert is_ready(4, ready, config, 4) is is_over
-    assert (readiness_text(4, ready, status, config, 4) == "step 4 is being assembled") is is_over
 
 
 @pytest.fixture
@@ -167,10 +122,6 @@ def named(error: Exception) -> BapoError:
 def test_what_passes_is_asked_again(said: str) -> None:
     # By redis-py's own parser, which takes the first word of some of these away.
     assert isinstance(named(BaseParser.parse_error(said)), UnavailableError)
-
-
-def test_what_does_not_speak_the_protocol_is_away() -> None:
-    assert type(named(InvalidResponse("Redis answered MGET with b'HTTP/1.1 502'"))) is UnavailableError
 
 
 def test_a_full_redis_is_told_apart_and_an_unknown_error_is_never_repeated() -> None:

@@ -12,25 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-import bapo
 from bapo.cli.app import app
 from bapo.cli.arguments import free_name, load_named
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.runtime.run_directory.layout import RunDirectory
-
-COMMANDS = [
-    ["init"], ["runs"], ["status"], ["logs"], ["stop"],
-    ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["compare"], ["report"], ["doctor"],
-    ["view"], ["track"], ["simulate"], ["explain"], ["replay"],
-    ["config", "show"], ["config", "diff"], ["config", "schema"], ["config", "presets"],
-    ["buffer", "stats"], ["buffer", "export"],
-    ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
-    ["buffer", "verify"],
-    ["reward", "test"],
-    ["tokens", "create"], ["tokens", "rotate"], ["tokens", "retire"],
-]  # fmt: skip
 
 
 def call(*arguments: str) -> Result:
@@ -55,20 +42,6 @@ def config_file(tmp_path: Path) -> Path:
         '[model]\npath = "models/countdown-tiny"\n[task]\nname = "countdown"\n'
     )
     return path
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_examples_that_80_columns_show_whole_and_no_type_of_a_flag(command: list[str]) -> None:
-    result = CliRunner().invoke(app, [*command, "-h"], env={"COLUMNS": "80"})
-    assert result.exit_code == 0
-    found: Any = typer.main.get_command(app)
-    for name in command:
-        found = found.get_command(None, name)
-    examples = found.help.partition("Examples:")[2].strip("\n").splitlines()
-    shown = [line.strip() for line in result.output.splitlines()]
-    assert examples
-    assert [line for line in map(str.strip, examples) if line not in shown] == []
-    assert "<bool>" not in result.output
 
 
 def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path) -> None:
@@ -108,22 +81,11 @@ def test_a_start_that_names_too_little_or_too_much_is_refused(tokens: list[str],
     assert words in str(error)
 
 
-def test_a_file_that_names_its_preset_hides_no_other(config_file: Path) -> None:
-    tokens = ["train", "grpo", str(config_file)]
-    assert "presets grpo and bapo are both given" in str(refusal(*tokens))
-    RunDirectory.create(config_file.parent / "outputs" / "mine")
-    assert "already exists" in str(refusal(*tokens, "--preset", "grpo", "--run.name", "mine"))
-
-
 def test_what_is_not_there_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = call("eval", "outputs/nosuch")
     assert "neither a run directory, nor a model folder" in str(result.exception)
     assert result.output == ""
-
-
-def test_version_is_one_line() -> None:
-    assert call("-V").output == call("--version").output == f"bapo {bapo.__version__}\n"
 
 
 def test_a_run_that_exists_is_refused_with_both_ways_out(config_file: Path) -> None:

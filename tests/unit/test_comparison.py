@@ -11,7 +11,7 @@ from bapo.cli.app import app
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
-from studies.compare.accuracy import difference, final_accuracy, pass_at_k
+from studies.compare.accuracy import difference, final_accuracy
 from studies.compare.gather import Compared, gather
 from studies.compare.prompts import (
     bins_by_epoch,
@@ -28,21 +28,6 @@ BASE = {"p": "0000", "q": "1000", "r": "1100", "s": "0000"}
 OTHER_BASE = {"p": "0000", "q": "0000", "r": "1110", "s": "0100"}
 AFTER = {"p": "1000", "q": "1100", "r": "1110", "s": "0000"}
 WORSE = {"p": "0000", "q": "0000", "r": "1100", "s": "0000"}
-
-
-@pytest.mark.parametrize(
-    ("rewards", "k", "want"),
-    [
-        ([1, 1, 0, 0], 1, 1 / 2),
-        ([1, 1, 0, 0], 2, 5 / 6),  # 1 of 6 pairs has no correct one; with replacement it would be 1 - (1/2)^2 = 3/4
-        ([1, 0, 0, 0, 0], 3, 3 / 5),  # 4 of 10 triples
-        ([0, 0, 0], 2, 0.0),
-        ([1, 1, 0, 1], 2, 1.0),  # every pair has one
-        ([1, 0.9, 0.9, 0.9], 2, 1 / 2),  # partly right is not right
-    ],
-)
-def test_pass_at_k_is_the_share_of_k_responses_with_a_correct_one(rewards: list[float], k: int, want: float) -> None:
-    assert pass_at_k(rewards, k) == pytest.approx(want, abs=1e-12)
 
 
 def make_pair(root: Path) -> Compared:

@@ -225,14 +225,6 @@ def test_composition_by_hand(tmp_path: Path) -> None:
     assert row[6:] == ("2", "75.0 (50.0 to 100.0)", "25.0 (0.0 to 50.0)")
 
 
-def test_a_method_without_a_part_has_a_dash(tmp_path: Path) -> None:
-    write_run(tmp_path / "grpo-s1", preset="grpo", groups={1: STEP_1[:2]}, metrics=[metrics_row(1, x1=2)])
-    write_run(tmp_path / "bapo-s1", groups={1: STEP_1[:2]}, metrics=[metrics_row(1, x1=2)])
-    grpo, bapo = table_composition(gather([tmp_path / "grpo-s1", tmp_path / "bapo-s1"])).rows
-    assert grpo == ("grpo", "100.0", "-", "-", "0.0", "100.0", "-", "-", "-")
-    assert bapo == ("bapo", "100.0", "0.0", "0.0", "0.0", "100.0", "0", "-", "-")  # it could have had them
-
-
 def test_the_end_is_the_last_twelfth_of_the_steps(tmp_path: Path) -> None:
     metrics = [metrics_row(step, entropy=1.0, grad_norm=float(step)) for step in range(1, 23)]
     metrics += [metrics_row(23, entropy=0.2, grad_norm=50.0), metrics_row(24, entropy=0.4, grad_norm=9.0)]

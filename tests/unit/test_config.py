@@ -224,28 +224,6 @@ def test_an_override_of_another_form_is_refused(tokens: list[str], message: str)
     assert line.startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (["--loss.name", "dr_grpo"], '--loss.name = "dr_grpo": this is a preset: set preset = "dr-grpo"'),
-        (["--loss.name", "dapo"], '--loss.name = "dapo": this is a preset: set preset = "dapo"'),
-        (["--loss.name", "bnpo"], 'set loss.aggregation = "token_mean"'),
-        (["--scale_rewards", "none"], '"center" for false or "none"'),
-        (["--loss.advantage_norm", "true"], "must be center or pop_var or std_ddof1"),
-        (["--use_vllm", "true"], "always on"),
-        (["--report_to", "wandb"], "use tracking.to"),
-        (["--per_device_train_batch_size", "8"], "x steps_per_generation / num_generations"),
-        (["--generation_batch_size", "64"], "in prompts: generation_batch_size / num_generations"),
-        (["--num-generations", "8"], "algorithm.group_size"),
-        (["--environment_factory", "x"], "not supported: tools"),
-        (["--eval_strategy", "steps"], "use evaluation.every"),
-    ],
-)
-def test_what_trl_writes_leads_to_what_is_accepted_here(tokens: list[str], words: str) -> None:
-    (line,) = problems([], tokens)
-    assert words in line
-
-
 def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> None:
     assert problems([tmp_path / "none.toml"], [])[0].startswith(f"{tmp_path / 'none.toml'}: no such file")
     assert "did you mean 'bapo-mini'?" in problems(["bapo-mni"], [])[0]

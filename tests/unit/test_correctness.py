@@ -16,16 +16,12 @@ from rich.console import Console, RenderableType
 
 from bapo.cli.running.runs import state_of
 from bapo.core.correctness import has_partial_credit, pass_at_k, pass_sizes
-from bapo.core.types import num_correct
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.overview import held_out
 from services.launcher.display.console import evaluation_line
 from services.launcher.display.summary import evaluation_summary, summary
 from services.launcher.display.table import accuracies
 from services.trackers.sender import measured
-from studies.compare.figures import held_out as axis_of
-from studies.compare.gather import gather
-from studies.compare.tables import all_tables
 from tests.support.synthetic_runs import evaluation_row, write_run
 
 BEFORE = {"p": [0.1, 0.1, 0.0, 0.0], "q": [0.0, 0.0, 0.0, 0.0]}
@@ -69,26 +65,6 @@ def test_the_summary_and_bapo_eval_say_mean_reward_and_pass_at_k_with_its_thresh
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_bapo_eval_shows_pass_at_k_for_binary_rewards_too(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "binary", evaluations=[evaluation_row("easy", 1, {"p": "1000", "q": "0000"})])
-    text = drawn(evaluation_summary(run))
-    assert "accuracy (95 %)" in text
-    assert "easy      12.5 %  25.0 %  50.0 %" in text
-
-
-def test_the_comparison_and_the_report_say_mean_reward(partial: RunDirectory) -> None:
-    compared = gather([str(partial.path)])
-    tables = {table.key: table for table in all_tables(compared, paper=False)}
-    first, passed = tables["table-1"], tables["pass-at-k"]
-    assert first.title == "Table 1: mean reward and rollouts"
-    assert first.header[2] == "hard, mean reward"
-    assert first.rows[1][2].startswith("17.5 [")
-    assert first.note.startswith("Mean reward in percent")
-    assert [row[3].split()[0] for row in passed.rows] == ["12.5", "25.0", "50.0"]
-    assert "a response passes with reward 1" in passed.note
-    assert axis_of(compared) == "held-out mean reward"
-
-
 def test_the_page_says_mean_reward_and_counts_a_prompt_as_passed_from_reward_one(partial: RunDirectory) -> None:
     (split,) = held_out(partial.read_evaluations())
     assert split["measure"] == "mean reward"
@@ -102,11 +78,6 @@ def test_trackers_get_an_accuracy_only_for_rewards_of_zero_and_one(partial: RunD
     assert measured(partial.read_evaluations()[-1])["hard/mean_reward"] == pytest.approx(0.175)
     binary = measured(evaluation_row("easy", 1, {"p": "1000"}))
     assert (binary["easy/accuracy"], binary["easy/mean_reward"]) == (0.25, 0.25)
-
-
-def test_partial_credit_does_not_add_up_to_a_correct_response() -> None:
-    assert num_correct([0.5, 0.5, 0.9]) == 0
-    assert num_correct([1.0, 1 - 1e-7, 0.999]) == 2  # float32 rounding, and partial credit
 
 
 def test_rounding_of_zero_and_one_is_no_partial_credit() -> None:

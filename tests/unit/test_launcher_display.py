@@ -102,16 +102,6 @@ def test_the_trained_model_is_compared_with_the_base_model_at_its_best_temperatu
     assert line.startswith("easy: 75.0 % at temperature 1; the base model is best at temperature 0.3, 50.0 %: +25.0 [")
 
 
-def test_a_base_model_that_is_best_at_the_same_temperature_is_said_so() -> None:
-    def row(split: str, version: int, temperature: float, accuracy: float) -> dict[str, Any]:
-        found = {"rewards": {"p": [accuracy], "q": [accuracy]}, "accuracy": accuracy}
-        return {"split": split, "version": version, "sampling": {"temperature": temperature}, **found}
-
-    rows = [row("easy", 1, 1.0, 0.5), row("easy@0.3", 1, 0.3, 0.0), row("easy", 9, 1.0, 1.0)]
-    (line,) = over_best_base(rows)
-    assert line.startswith("easy: 100.0 % at temperature 1; the base model is best at the same, 50.0 %: +50.0 [")
-
-
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     observer = Observer(Config(), run)
@@ -230,11 +220,6 @@ def test_a_failed_grading_is_told_with_prompt_row_and_exception(tmp_path: Path) 
     run = RunDirectory.create(tmp_path / "run")
     run.update_run(counters=COUNTERS, last_failure=failure)
     assert dict(losses_of(run))["verifiers"].endswith(last)
-
-
-def test_a_verifier_that_ran_out_of_memory_is_counted_as_a_verifier() -> None:
-    (found,) = losses({"failed_groups:verifier_out_of_memory": 1, "pushed_groups:stored": 3}, [])
-    assert found == ("verifiers", "failed to grade 1 of 4 groups (25.0 %), most often verifier_out_of_memory (1)")
 
 
 def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bapo.cli.running.runs import _status_lines, state_of
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
 from services.dashboard.endpoints import view_of
 from services.dashboard.overview import about
-from services.launcher.display.snapshot import Observer
-from tests.support.synthetic_runs import metrics_row, write_run
+from tests.support.synthetic_runs import write_run
 
 
 @pytest.mark.parametrize(
@@ -31,14 +29,6 @@ def test_the_method_is_the_preset_also_after_a_resume(
     config = load_config(files, overrides)
     (tmp_path / "config.toml").write_text(dump_toml(config))
     assert (config.method, load_resolved(tmp_path / "config.toml").method) == (name, name)
-
-
-def test_header_status_and_page_have_the_name_of_the_dry_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "mine", preset="bapo-reuse", metrics=[metrics_row(1, tokens_per_s=100.0)])
-    config = load_resolved(run.config_path)
-    assert Observer(config, run).poll().method == "bapo-reuse"
-    assert dict(_status_lines(run, state_of(run), run.read_run()))["trains"].endswith("with bapo-reuse")
-    assert about(view_of(run, config))["method"] == "bapo-reuse"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS
 from deploy.monitoring.grafana import dashboard_json, every_panel, series_of
-from deploy.monitoring.health import HEALTH, runbook_url
+from deploy.monitoring.health import runbook_url
 from deploy.monitoring.prometheus import ALERTMANAGERS_FILE, RULES_FILE, rules, scrape_compose, scrape_runs
 from services.launcher.targets import TargetFile
 
@@ -53,18 +53,6 @@ def test_the_row_that_a_metric_names_exists() -> None:
     for metric in METRICS:
         name, _, title = metric.panel.partition("/")
         assert title in {row.title for row in DASHBOARDS[files.get(name, name)].rows}, metric.name
-
-
-def test_health_is_one_screen_of_twelve_panels() -> None:
-    assert sum(len(row.panels) for row in HEALTH.rows) == 12
-
-
-def test_every_axis_says_what_it_counts_and_a_flat_zero_is_not_drawn_on_a_scale_to_100() -> None:
-    for panel in (panel for shown in DASHBOARDS.values() for row in shown.rows for panel in row.panels):
-        if panel.kind == "timeseries":
-            assert panel.axis or panel.unit not in ("short", "sci"), panel.title
-    (lag,) = (panel for panel in every_panel(dashboard_json(HEALTH)["panels"]) if panel["title"].startswith("Maximum"))
-    assert lag["fieldConfig"]["defaults"]["custom"].items() >= {"axisLabel": "steps", "axisSoftMax": 5}.items()
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)

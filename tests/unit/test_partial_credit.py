@@ -18,8 +18,6 @@ from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_i
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat, num_correct
 from bapo.runtime.metrics.server import Telemetry
-from buffer_service.state import Tables
-from buffer_service.store.redis.rows import pack_tables, unpack_tables
 from contrib.pilot_commit.composer import PilotCommit, completed
 from learner.advantages.formulas import group_advantages
 from learner.diagnostics.gauges import PromptsSeen
@@ -92,14 +90,6 @@ def test_an_expert_s_reward_makes_no_sampled_response_better() -> None:
     assert is_informative(make_stat(rewards=[0.1, 0.0, 0.1, 1.0], experts=[3]))
 
 
-def test_a_group_of_b_high_keeps_what_it_was_through_the_store() -> None:
-    rewards = ([0, FLOAT32_TENTH, FLOAT32_TENTH, FLOAT32_TENTH], [FLOAT32_TENTH] * 4, [FLOAT32_TENTH, 1, 1, 1])
-    high = tuple(make_stat(rewards=found, prompt_id=f"p{i}") for i, found in enumerate(rewards))
-    kept = unpack_tables(pack_tables(Tables(high=high))).high
-    assert kept == high
-    assert [is_informative(stat) for stat in kept] == [True, False, True]
-
-
 # -- counts of correct responses
 
 
@@ -132,12 +122,6 @@ def test_a_quota_counts_an_informative_group_to_its_nearest_level_with_a_signal(
     assert level(0, 0.1, 0.1, 0.1) == 1  # sum .3: level 0 has no informative group
     assert level(0.9, 1, 1, 1) == 3  # 3.9: nor has level G
     assert (level(0.5, 0, 0, 1), level(0.5, 0, 1, 1), level(0.4, 0, 0, 1)) == (2, 3, 1)
-
-
-def test_a_quota_takes_groups_of_partial_credit_like_those_of_their_level() -> None:
-    settings = AlgorithmConfig(online_filter="gaussian_quota", group_size=4, batch_size=8)
-    fresh = [make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id=f"p{i}") for i in range(8)]
-    assert len(online_filter(settings, fresh, Random(0))) == 6  # all of one level: floor(.75 * 8)
 
 
 def test_the_gaussian_weighs_a_group_by_its_mean() -> None:

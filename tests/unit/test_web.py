@@ -13,7 +13,6 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
 from bapo.core.types import GroupResult, Origin, Purpose
-from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.assets import answers
@@ -105,20 +104,6 @@ def whole(view: RunView, endpoint: Endpoint = OVERVIEW, **query: Any) -> dict[st
 
 def viewed(run: RunDirectory) -> RunView:
     return view_of(run, load_resolved(run.config_path))
-
-
-def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    lines = Lines(path, None)
-    assert list(lines.read()) == []
-    path.write_text('{"a": 1}\n{"a"')
-    assert list(lines.read()) == [{"a": 1}]
-    with path.open("a") as file:
-        file.write(': 2}\n{"a": 3}\n')
-    assert list(lines.read()) == [{"a": 2}, {"a": 3}]
-    assert not lines.is_another_file()
-    path.unlink()
-    assert lines.is_another_file()
 
 
 def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
