@@ -28,6 +28,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import BapoError, GradingError, UnavailableError, WeightsAbsentError
 from bapo.core.types import Canary, Prompt, RolloutRequest, WeightTransfer, WeightUpdate
 from bapo.runtime.vision import ReadImage
+from bapo.tasks.base import splits_of
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
@@ -402,7 +403,7 @@ def _prompts_to_check(config: Config) -> tuple[list[Prompt], ReadImage]:
     """Prompts, evenly spaced over every split of the task, and a function that returns the files of their images."""
     task = task_of(config)
     chosen: list[Prompt] = []
-    for split in ("train", *task.held_out_splits):
+    for split in splits_of(task):
         prompts = task.prompts(split)
         stride = max(1, len(prompts) // NUM_CHECKED_PROMPTS)
         chosen.extend(prompts[::stride])

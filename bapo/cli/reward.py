@@ -8,7 +8,6 @@ from contextlib import closing, nullcontext
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
 
@@ -93,7 +92,9 @@ def try_out(
         raise ConfigError(f"dataset {data} has no rows")
     if not prompts:
         raise ConfigError(f"no row of {data} can be used: {': '.join(trial.problems[0])}")
-    with closing(_graders(reward, reward_range, timeout_s)) as graders:
+    settings = {"reward": reward, "reward_range": reward_range, "grading_timeout_s": timeout_s}
+    task = read_options(TaskConfig, settings, ("task",))
+    with closing(GraderPool(task, num_children=1)) as graders:
         copies = 2 if grades_groups(reward) else 1
         progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial, copies=copies)
         for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):
@@ -105,14 +106,6 @@ def try_out(
     else:
         _tell(trial, is_fit=is_fit)
     raise typer.Exit(0 if is_fit else 1)
-
-
-def _graders(reward: str, reward_range: tuple[float, float], timeout_s: float) -> GraderPool:
-    try:
-        task = TaskConfig(reward=reward, reward_range=reward_range, grading_timeout_s=timeout_s)
-    except ValidationError as error:
-        raise ConfigError(error.errors()[0]["msg"]) from error
-    return GraderPool(task, num_children=1)
 
 
 def _gold(prompt: Prompt, gold_format: str) -> str:

@@ -24,9 +24,12 @@ from pydantic import Field
 
 from bapo.algorithms.settings import Frozen
 from bapo.core.codec import require_carried
-from bapo.core.errors import ConfigError, ContractError
+from bapo.core.errors import ConfigError, ContractError, did_you_mean
 from bapo.core.types import IMAGE as IMAGE
 from bapo.core.types import Prompt
+
+TRAIN = "train"
+"""The split that is trained."""
 
 
 class TaskOptions(Frozen):
@@ -44,6 +47,10 @@ class GeneratedOptions(TaskOptions):
     """Problems in each held-out split."""
     held_out_seed: int = 0
     """Of these: runs that differ in `seed` are measured on the same problems."""
+
+    def size_of(self, split: str) -> tuple[int, int]:
+        """The number of problems in a split, and their seed."""
+        return (self.num_train, self.seed) if split == TRAIN else (self.num_held_out, self.held_out_seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +135,19 @@ def as_task(made: object) -> Task:
         raise ConfigError(f"{type(made).__name__} is missing {', '.join(missing)}; derive it from bapo.tasks.base.Task")
     task: Task = type(type(made).__name__, (Task,), members)()
     return task
+
+
+def splits_of(task: Task) -> tuple[str, ...]:
+    """The training split and those that are held out."""
+    return (TRAIN, *task.held_out_splits)
+
+
+def unknown_split(task: Task, split: str) -> ConfigError:
+    """For a split that the task does not have."""
+    known = splits_of(task)
+    return ConfigError(
+        f"task {task.name} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}"
+    )
 
 
 def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt, str], str | None] | None:

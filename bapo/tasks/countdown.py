@@ -31,12 +31,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.tasks.base import GeneratedOptions, Task, make_prompt
+from bapo.tasks.base import TRAIN, GeneratedOptions, Task, make_prompt, splits_of, unknown_split
 
 NAME = "countdown"
-TRAIN = "train"
 CD3_SHARE_OF_HELD_OUT = {"cd3": 1.0, "cd34": 0.5, "cd4": 0.0}
 DEFAULT_PROMPT_FORMAT = "{numbers}->{target}:"
 
@@ -81,13 +79,11 @@ class CountdownTask(Task):
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; CD-3 and CD-4 are mixed. Raises: ConfigError for an unknown split."""
+        if split not in splits_of(self):
+            raise unknown_split(self, split)
         options = self._options
-        if split == TRAIN:
-            return _prompts(split, options.num_train, options.cd3_share, options.seed, options.prompt_format)
-        if split in options.held_out:
-            share, seed = CD3_SHARE_OF_HELD_OUT[split], options.held_out_seed
-            return _prompts(split, options.num_held_out, share, seed, options.prompt_format)
-        raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join((TRAIN, *options.held_out))}")
+        share = options.cd3_share if split == TRAIN else CD3_SHARE_OF_HELD_OUT[split]
+        return _prompts(split, *options.size_of(split), share, options.prompt_format)
 
     def reward(self, prompt: Prompt, text: str) -> float:
         """1.0 if the last answer uses each number once and equals the target, else 0.0."""
@@ -114,7 +110,7 @@ def prompt_of(problem: Problem, prompt_format: str = DEFAULT_PROMPT_FORMAT) -> P
 
 
 @lru_cache(maxsize=32)
-def _prompts(split: str, num: int, cd3_share: float, seed: int, prompt_format: str) -> tuple[Prompt, ...]:
+def _prompts(split: str, num: int, seed: int, cd3_share: float, prompt_format: str) -> tuple[Prompt, ...]:
     """Cached: generating a thousand held-out problems takes 0.2 s, and every evaluation needs them."""
     buckets: Collection[int] = TRAIN_BUCKETS if split == TRAIN else HELD_OUT_BUCKETS
     rng = random.Random(f"{NAME}/{split}/{seed}")  # noqa: S311 - reproducible, not secret

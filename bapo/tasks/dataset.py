@@ -20,18 +20,20 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import (
     IMAGE,
     MESSAGES,
     ROW,
+    TRAIN,
     Task,
     TaskContext,
     TaskOptions,
     beginning_of,
     make_prompt,
+    unknown_split,
     whole_responses,
 )
 from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
@@ -44,7 +46,6 @@ from bapo.tasks.user_functions import ALL
 log = logging.getLogger(__name__)
 
 NAME = "dataset"
-TRAIN = "train"
 QUESTION = "{prompt}"
 MESSAGE_FORMAT = "{content}\n"
 """For models without a chat template."""
@@ -157,10 +158,7 @@ class DatasetTask(Task):
         Raises: ConfigError for an unknown split or a malformed file.
         """
         if split not in self._sources:
-            raise ConfigError(
-                f"task {self.name} has no split {split!r}{did_you_mean(split, self._sources)}. "
-                f"It has {', '.join(self._sources)}"
-            )
+            raise unknown_split(self, split)
         return self._splits[split]
 
     def image(self, digest: str) -> bytes:

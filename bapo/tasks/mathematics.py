@@ -31,8 +31,8 @@ from bapo.core.errors import did_you_mean
 from bapo.core.types import Prompt
 from bapo.tasks import guard
 from bapo.tasks.answer_formats import ANSWER, written_answer
-from bapo.tasks.base import TaskContext
-from bapo.tasks.dataset import TRAIN, DatasetOptions, DatasetTask
+from bapo.tasks.base import TRAIN, TaskContext
+from bapo.tasks.dataset import DatasetOptions, DatasetTask
 from bapo.tasks.math_answers import bare, decided, spelled
 from bapo.tasks.math_markup import without_markup
 from bapo.tasks.math_numbers import number_of

@@ -20,13 +20,13 @@ from pydantic import Field, field_validator
 
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
-from bapo.tasks.base import GeneratedOptions, Task, TaskContext, make_prompt
+from bapo.tasks.base import TRAIN, GeneratedOptions, Task, TaskContext, make_prompt, unknown_split
 
 FAMILY_NAME = "reasoning_gym"
 ANSWER_START, ANSWER_END = "<answer>", "</answer>"
 QUESTION = "{question}"
 PROMPT_FORMAT = QUESTION + "\nGive the final answer in <answer> and </answer>.\n"
-TRAIN, TEST = "train", "test"
+TEST = "test"
 
 
 class ReasoningGymOptions(GeneratedOptions):
@@ -52,27 +52,20 @@ class ReasoningGymTask(Task):
     """One generator, with a seed for each split."""
 
     is_family = True
+    held_out_splits = (TEST,)
 
     def __init__(self, options: ReasoningGymOptions, context: TaskContext) -> None:
         """Raises: ConfigError for an unknown generator or setting, or when the package is missing."""
         self.name = f"{FAMILY_NAME}:{context.member}"
-        splits = {TRAIN: (options.num_train, options.seed), TEST: (options.num_held_out, options.held_out_seed)}
         self._problems = {
-            split: _generate(context.member, size, seed, options.config) for split, (size, seed) in splits.items()
+            split: _generate(context.member, *options.size_of(split), options.config) for split in (TRAIN, TEST)
         }
         self._form = options.prompt_format
-
-    @property
-    def held_out_splits(self) -> tuple[str, ...]:
-        return (TEST,)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All different prompts of a split; none of `train` is in `test`. Raises: ConfigError for an unknown split."""
         if split not in self._problems:
-            known = ", ".join(self._problems)
-            raise ConfigError(
-                f"task {self.name} has no split {split!r}{did_you_mean(split, self._problems)}. It has {known}"
-            )
+            raise unknown_split(self, split)
         return self._prompts[split]
 
     def reward(self, prompt: Prompt, text: str) -> float:

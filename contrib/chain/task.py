@@ -24,14 +24,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
-from bapo.tasks.base import GeneratedOptions, Task, make_prompt
+from bapo.tasks.base import TRAIN, GeneratedOptions, Task, make_prompt, splits_of, unknown_split
 
 NAME = "chain"
 LONG = f"{NAME}-long"
-TRAIN = "train"
 ANSWER_FORMAT = "<answer>{answer}</answer>"
 MODULUS = 100
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
@@ -112,13 +110,11 @@ class ChainTask(Task):
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split. Raises: ConfigError for an unknown split."""
+        if split not in splits_of(self):
+            raise unknown_split(self, split)
         options = self._options
         steps = LONG_STEPS if split == LONG else (options.min_steps, options.max_steps)
-        if split == TRAIN:
-            return _prompts(split, options.num_train, steps, options.seed)
-        if split in options.held_out:
-            return _prompts(split, options.num_held_out, steps, options.held_out_seed)
-        raise ConfigError(f"task {NAME} has no split {split!r}; choose from {', '.join((TRAIN, *options.held_out))}")
+        return _prompts(split, *options.size_of(split), steps)
 
     def reward(self, prompt: Prompt, text: str) -> float:
         """1.0 if the last answer is the last value, else 0.0."""
@@ -158,7 +154,7 @@ def distinct_chains(rng: random.Random, steps: tuple[int, int], buckets: Collect
 
 
 @lru_cache(maxsize=32)
-def _prompts(split: str, num: int, steps: tuple[int, int], seed: int) -> tuple[Prompt, ...]:
+def _prompts(split: str, num: int, seed: int, steps: tuple[int, int]) -> tuple[Prompt, ...]:
     buckets: Collection[int] = TRAIN_BUCKETS if split == TRAIN else HELD_OUT_BUCKETS
     rng = random.Random(f"{NAME}/{split}/{seed}")  # noqa: S311 - reproducible, not secret
     return tuple(map(prompt_of, islice(distinct_chains(rng, steps, buckets), num)))

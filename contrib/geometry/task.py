@@ -37,15 +37,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import IMAGE, GeneratedOptions, Task, make_prompt
+from bapo.tasks.base import IMAGE, TRAIN, GeneratedOptions, Task, make_prompt, splits_of, unknown_split
 from bapo.tasks.images import digest_of
 from contrib.geometry.drawing import ADVANCE, GLYPH_HEIGHT, GLYPH_WIDTH, Canvas, toward
 
 NAME = "geometry"
-TRAIN = "train"
 SIZE = 64
 """Pixels of a side, before `scale`."""
 QUESTION = "{question}"
@@ -69,6 +67,8 @@ TRAIN_BUCKETS = frozenset(range(9))
 HELD_OUT_BUCKETS = frozenset({9})
 
 Numbers = tuple[int, ...]
+Drawn = tuple[tuple[Prompt, ...], Mapping[str, bytes]]
+"""The prompts of a split, and their images by digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +165,6 @@ class GeometryOptions(GeneratedOptions):
             raise ValueError(f"{answer_format!r} must have text before {{answer}}")
         return answer_format
 
-    @property
-    def form(self) -> Form:
-        return Form(prompt_format=self.prompt_format, answer_format=self.answer_format, scale=self.scale)
-
 
 class GeometryTask(Task):
     """Seeded drawings and an exact verifier."""
@@ -176,31 +172,22 @@ class GeometryTask(Task):
     name = NAME
 
     def __init__(self, options: GeometryOptions) -> None:
-        levels = tuple(sorted(set(options.levels)))
-        train = Split(name=TRAIN, num=options.num_train, levels=levels, seed=options.seed)
-        held_out = [
-            Split(name=name, num=options.num_held_out, levels=LEVELS_OF_HELD_OUT[name], seed=options.held_out_seed)
-            for name in options.held_out
-        ]
-        self._splits = {split.name: split for split in (train, *held_out)}
-        self._form = options.form
+        self._options = options
+        self._form = Form(prompt_format=options.prompt_format, answer_format=options.answer_format, scale=options.scale)
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        return tuple(split for split in self._splits if split != TRAIN)
+        return self._options.held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; kinds are mixed. Raises: ConfigError for an unknown split."""
-        if split not in self._splits:
-            raise ConfigError(f"task {NAME} has no split {split!r}; it has {', '.join(self._splits)}")
-        return _drawn(self._splits[split], self._form)[0]
+        return self._drawn(split)[0]
 
     def image(self, digest: str) -> bytes:
         """The drawing, a PNG. Raises: KeyError for a digest that no prompt of this task has."""
-        for split in self._splits.values():
-            images = _drawn(split, self._form)[1]
-            if digest in images:
-                return images[digest]
+        for split in splits_of(self):
+            if image := self._drawn(split)[1].get(digest):
+                return image
         raise KeyError(digest)
 
     def reward(self, prompt: Prompt, text: str) -> float:
@@ -221,6 +208,13 @@ class GeometryTask(Task):
     def expert(self, prompt: Prompt) -> str | None:
         """The steps, then the answer."""
         return f"{KINDS[prompt.answer['kind']].solve(*prompt.answer['numbers'])};{self.gold(prompt)}"
+
+    def _drawn(self, name: str) -> Drawn:
+        if name not in splits_of(self):
+            raise unknown_split(self, name)
+        levels = tuple(sorted(set(self._options.levels))) if name == TRAIN else LEVELS_OF_HELD_OUT[name]
+        num, seed = self._options.size_of(name)
+        return _drawn(Split(name=name, num=num, levels=levels, seed=seed), self._form)
 
 
 def random_problem(rng: random.Random, kinds: Sequence[str], buckets: Collection[int]) -> Problem:
@@ -255,7 +249,7 @@ def _prompt(problem: Problem, png: bytes, answer: Mapping[str, Any], form: Form)
 
 
 @lru_cache(maxsize=32)
-def _drawn(split: Split, form: Form) -> tuple[tuple[Prompt, ...], Mapping[str, bytes]]:
+def _drawn(split: Split, form: Form) -> Drawn:
     """Distinct prompts and their images. Cached: a thousand take half a second."""
     pairs = _control(split, form) if split.name in (BLANK, SWAPPED) else [drawn for _, drawn in _distinct(split, form)]
     return tuple(prompt for prompt, _ in pairs), {prompt.images[0]: png for prompt, png in pairs}

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from bapo.algorithms.settings import Frozen
+from bapo.config.check import read_options
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError
 from bapo.core.sequences import SampledSequence
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Outcome, Prompt, RolloutRequest
@@ -268,10 +268,4 @@ def make_tokenization(config: Config, image: ReadImage = no_image) -> CharacterT
 
 
 def _options(config: Config) -> ScriptedOptions:
-    try:
-        return ScriptedOptions(**config.rollout.engine_options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(ScriptedOptions.model_fields)
-        raise ConfigError(f"rollout.engine_options.{where}: {first['msg']}; the scripted engine has {known}") from error
+    return read_options(ScriptedOptions, config.rollout.engine_options, ("rollout", "engine_options"))

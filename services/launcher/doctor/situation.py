@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bapo.config.tree import Config
 from bapo.runtime.model_files import folder_of
-from bapo.tasks.base import Task
+from bapo.tasks.base import Task, splits_of
 from bapo.tasks.registry import task_of
 
 
@@ -36,7 +36,7 @@ class Situation:
     @property
     def splits(self) -> tuple[str, ...]:
         """All splits of the task. Raises: ConfigError."""
-        return ("train", *self.task.held_out_splits)
+        return splits_of(self.task)
 
     @property
     def model_folder(self) -> Path | None:
