@@ -70,15 +70,14 @@ class Task(ABC):
 
     name: str
     """As its prompts have it."""
+    held_out_splits: tuple[str, ...]
+    """Names of the splits that are evaluated and never trained."""
     is_family = False
     """Whether it is many tasks, each with a name: `reasoning_gym:NAME`."""
     extracts_by_gold = False
     """Whether `extract` holds for any reward, `task.reward` too."""
-
-    @property
-    @abstractmethod
-    def held_out_splits(self) -> tuple[str, ...]:
-        """Names of the splits that are evaluated and never trained."""
+    is_fast = False
+    """Whether its own verifier is fast, and neither hangs nor crashes: checks call it in their own process."""
 
     @abstractmethod
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -127,12 +126,13 @@ def as_task(made: object) -> Task:
 
     Raises: ConfigError that names the members that are missing.
     """
-    if isinstance(made, Task) and hasattr(made, "name"):
-        return made
-    found = {name: getattr(made, name, None) for name in ("name", *dir(Task)) if not name.startswith("_")}
-    members = {name: staticmethod(own) if callable(own) else own for name, own in found.items() if own is not None}
-    if missing := [name for name in ("name", *sorted(Task.__abstractmethods__)) if name not in members]:
+    required = ("name", "held_out_splits", *sorted(Task.__abstractmethods__))
+    if missing := [name for name in required if not hasattr(made, name)]:
         raise ConfigError(f"{type(made).__name__} is missing {', '.join(missing)}; derive it from bapo.tasks.base.Task")
+    if isinstance(made, Task):
+        return made
+    found = {name: getattr(made, name, None) for name in (*required, *dir(Task)) if not name.startswith("_")}
+    members = {name: staticmethod(own) if callable(own) else own for name, own in found.items() if own is not None}
     task: Task = type(type(made).__name__, (Task,), members)()
     return task
 

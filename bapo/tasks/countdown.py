@@ -69,13 +69,11 @@ class CountdownTask(Task):
     """Seeded problems and an exact verifier."""
 
     name = NAME
+    is_fast = True
 
     def __init__(self, options: CountdownOptions) -> None:
         self._options = options
-
-    @property
-    def held_out_splits(self) -> tuple[str, ...]:
-        return self._options.held_out
+        self.held_out_splits = options.held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; CD-3 and CD-4 are mixed. Raises: ConfigError for an unknown split."""

@@ -135,11 +135,13 @@ class DatasetTask(Task):
     """Rows as prompts."""
 
     name = NAME
+    is_fast = True
     origins: ClassVar[Mapping[str, str]] = {}
     """Name of a split -> where its file comes from, for the message when it is not there."""
 
     def __init__(self, options: DatasetOptions, context: TaskContext) -> None:
         """Files are read at the first call of `prompts`."""
+        self.held_out_splits = tuple(options.held_out)
         self._options = options
         self._context = context
         self._sources = {TRAIN: options.path, **options.held_out}
@@ -147,10 +149,6 @@ class DatasetTask(Task):
         self._gold_format = exact if options.gold_format is None else options.gold_format
         self.extracts_by_gold = self._gold_format is not None and marks_of(self._gold_format) is not None
         self._images = Images()
-
-    @property
-    def held_out_splits(self) -> tuple[str, ...]:
-        return tuple(self._options.held_out)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All distinct prompts of a split, in file order.

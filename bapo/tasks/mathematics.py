@@ -97,6 +97,7 @@ class MathematicsTask(DatasetTask):
     """Problems whose answers are compared as mathematics."""
 
     name = NAME
+    is_fast = False
     origins: ClassVar[Mapping[str, str]] = {TRAIN: TRAIN_SET, **HELD_OUT_SETS}
 
     def __init__(self, options: MathematicsOptions, context: TaskContext) -> None:

@@ -100,13 +100,11 @@ class ChainTask(Task):
     """Seeded problems and an exact verifier."""
 
     name = NAME
+    is_fast = True
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
-
-    @property
-    def held_out_splits(self) -> tuple[str, ...]:
-        return self._options.held_out
+        self.held_out_splits = options.held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split. Raises: ConfigError for an unknown split."""

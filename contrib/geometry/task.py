@@ -170,14 +170,12 @@ class GeometryTask(Task):
     """Seeded drawings and an exact verifier."""
 
     name = NAME
+    is_fast = True
 
     def __init__(self, options: GeometryOptions) -> None:
         self._options = options
+        self.held_out_splits = options.held_out
         self._form = Form(prompt_format=options.prompt_format, answer_format=options.answer_format, scale=options.scale)
-
-    @property
-    def held_out_splits(self) -> tuple[str, ...]:
-        return self._options.held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; kinds are mixed. Raises: ConfigError for an unknown split."""
