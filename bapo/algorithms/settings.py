@@ -27,58 +27,56 @@ class AlgorithmConfig(Frozen):
     """Batch composition: which groups train (section 3.2 of the paper)."""
 
     composer: str = "bapo"
-    """The rule that builds batches (docs/methods.md), or your own: `package.module:Class` or `file.py:Class`. Only
-    `bapo` uses X2 and B_bad."""
+    """The rule that builds batches (docs/methods.md), or your own. Only `bapo` uses X2 and B_bad."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The composer's own settings."""
     selector: str = "uniform"
-    """Which prompts are sampled, or your own: `package.module:Class` or `file.py:Class`; section `selector` has its
-    settings."""
+    """Which prompts are sampled (docs/methods.md), or your own; its settings: section `selector`."""
     batch_size: int = Field(256, ge=1)
-    """B: fresh groups per step, and maximum groups per batch (eq. 7)."""
+    """B: fresh groups per step, and most groups per batch (eq. 7)."""
     group_size: int = Field(8, ge=2, le=MAX_RESPONSES)
     """G: responses per prompt."""
     c1: float = Field(1 / 8, ge=0, lt=1)
-    """Hard threshold: a group with mu <= c1 enters B_bad; a re-evaluation with c1 < mu' < 1 becomes X2 (eq. 6)."""
+    """Hard threshold: mu <= c1 enters B_bad; a re-evaluation with c1 < mu' < 1 becomes X2 (eq. 6)."""
     c2_range: tuple[float, float] = (1 / 8, 4 / 8)
-    """(low, high) of c2, the lower bound of the window of B_high (eq. 8)."""
+    """(low, high) of c2, lower bound of the window of B_high (eq. 8)."""
     c3_range: tuple[float, float] = (2 / 8, 5 / 8)
-    """(low, high) of c3, the upper bound of the window of B_high (eq. 8)."""
+    """(low, high) of c3, its upper bound."""
     threshold_schedule: Literal["eq8", "inverted", "official", "fixed"] = "eq8"
-    """Schedule of c2 and c3 by r_tot. `fixed` uses the low ends."""
+    """Of c2 and c3 by r_tot (docs/paper.md); `fixed`: the low ends."""
     r_tot_decay: float = Field(0.0, ge=0, lt=1)
-    """Weight of the previous r_tot in a moving average; 0: only the mean of this step."""
+    """Weight of the previous r_tot in a moving average."""
     online_filter: Literal["range", "gaussian", "gaussian_quota", "uniform", "none"] = "range"
-    """Which fresh groups become X1 (appendix A.3). `none` keeps all: the GRPO baseline."""
+    """Which fresh groups become X1 (appendix A.3); `none`: all, as GRPO."""
     gaussian_center: float = 0.5
-    """mu_f of the Gaussian filter."""
+    """mu_f of `gaussian`."""
     gaussian_width: float = Field(0.2, gt=0)
-    """sigma_f of the Gaussian filter."""
+    """sigma_f of `gaussian`."""
     gaussian_share: float = Field(0.75, gt=0, le=1)
-    """Target fraction of fresh groups kept by `gaussian_quota`."""
+    """Share of fresh groups kept by `gaussian_quota`."""
     uniform_share: float = Field(0.6, gt=0, le=1)
-    """Fraction of fresh groups kept by `uniform`."""
+    """Share of fresh groups kept by `uniform`."""
     use_x2: bool = True
-    """Re-evaluate hard prompts (false: ablation without X2 and without extra rollouts)."""
+    """Re-evaluate hard prompts, which costs rollouts."""
     use_x3: bool = True
-    """Reuse groups of B_high (false: ablation without X3)."""
+    """Reuse groups of B_high."""
     bad_capacity: int | None = Field(None, ge=1)
-    """|B_bad|: maximum hard prompts, first in first out; null: B, one batch."""
+    """Most hard prompts in B_bad, first in first out; null: B."""
     high_window: int = Field(3, ge=1)
-    """S: B_high contains groups of this many latest steps."""
+    """S: B_high has the groups of this many latest steps."""
     max_reevaluated: int | None = Field(None, ge=1, le=MAX_REQUESTS)
-    """M: maximum hard prompts per re-evaluation round; null: half of B_bad, as 128 of 256 in Table 3."""
+    """M: most hard prompts per re-evaluation; null: half of B_bad, as in Table 3."""
     x3_policy: Literal["window", "youngest"] = "window"
-    """Which groups of the latest S steps become X3: those of eq. 7, or any informative ones, the youngest first, then
-    those nearest to mu = 1/2."""
+    """Which groups of B_high become X3: those of eq. 7, or any informative ones, the youngest, then those nearest to mu
+    = 1/2 first."""
     drop_zero_variance_x3: bool = True
     """Never reuse a zero-variance group."""
     x3_exactly_half: bool = False
-    """Mini-test: X3 uses only groups with mu == 1/2, instead of the window [c2, c3]."""
+    """Mini-test: X3 has mu = 1/2 instead of the window [c2, c3]."""
     max_rounds: int = Field(4, ge=1)
-    """Maximum generation rounds per step of `dapo`, after which it trains the informative groups so far."""
+    """Most generation rounds per step of `dapo`; then it trains the informative groups so far."""
     num_experts: int = Field(0, ge=0, le=1)
-    """Rows of a group that are the task's expert solution instead of sampled: 1 for `luffy` and `relift`."""
+    """Rows of a group that are the task's expert solution: 1 for `luffy` and `relift`."""
 
     @property
     def capacity(self) -> int:
@@ -133,16 +131,16 @@ class CadenceConfig(Frozen):
     """Intervals of weight updates and re-evaluations."""
 
     weight_sync_interval: int = Field(5, ge=1)
-    """v: steps between weight updates of the workers (Algorithm 1, lines 3 to 5)."""
+    """v: steps between weight updates of the workers."""
     reevaluation_interval: int = Field(5, ge=1)
-    """m: steps between re-evaluations of B_bad (Algorithm 1, lines 13 to 15); a multiple of v."""
+    """m: steps between re-evaluations of B_bad; a multiple of v."""
     max_steps_ahead: int = Field(1, ge=0)
-    """0: exactly the paper's schedule, with a wait at each update. s >= 1: workers sample up to s steps ahead, so that
-    sampling and training overlap; staleness of fresh groups is then at most weight_sync_interval - 1 + s, of
-    re-evaluated ones only if batches wait for them."""
+    """0: the paper's schedule, with a wait at each update. s >= 1: workers sample up to s steps ahead, while the
+    learner trains; fresh groups are then at most weight_sync_interval - 1 + s steps old, re-evaluated ones only if
+    batches wait for them."""
     wait_for_reevaluation: bool = False
-    """true: step t waits for the re-evaluation of step t (the paper's order).
-    false: X2 joins the first batch that is assembled after its groups arrive."""
+    """true: step t waits for its re-evaluation, as in the paper. false: X2 joins the first batch assembled after its
+    groups arrive."""
 
     @property
     def max_staleness(self) -> int:

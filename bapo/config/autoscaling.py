@@ -40,19 +40,18 @@ class AutoscalingConfig(Frozen):
     """Autoscaling of rollout workers (docs/cluster.md): more if the learner waits, fewer if groups queue up."""
 
     actuator: Literal["off", "fleet", "external"] = "off"
-    """What changes the number of workers. off: only `bapo scale RUN N`. fleet: the rollout server. external: whatever
-    adds hosts to the Ray cluster (HPA or KEDA on `bapo_rollout_desired_workers`); the number of workers follows the
-    size of the cluster."""
+    """off: only `bapo scale RUN N`. fleet: the rollout server. external: what adds hosts to the Ray cluster (HPA or
+    KEDA on `bapo_rollout_desired_workers`); workers follow its size."""
     min_workers: int = Field(1, ge=1)
-    """Minimum number of workers."""
+    """Fewest workers."""
     max_workers: int | None = Field(None, ge=1)
-    """Maximum number of workers; null: rollout.max_workers."""
+    """Most workers; null: rollout.max_workers."""
     window_s: float = Field(15.0, gt=0, le=MAX_SECONDS)
-    """Decisions are made at the first weight update after this many seconds, or after eight times as long."""
+    """Seconds of measuring: a decision comes at the first weight update after them, or after eight times as long."""
     up_cooldown_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
-    """Seconds after a change before scaling up."""
+    """Seconds from a change to scaling up."""
     down_cooldown_s: float = Field(120.0, ge=0, le=MAX_SECONDS)
-    """Seconds after a change before scaling down."""
+    """Seconds from a change to scaling down."""
 
     @model_validator(mode="after")
     def bounds_are_ordered(self) -> Self:

@@ -22,33 +22,31 @@ class BufferConfig(Frozen):
     """The buffer service and its Redis."""
 
     host: Host = "127.0.0.1"
-    """Address to listen on, such as 127.0.0.1, ::1 or ::; overridden by BAPO_HOST."""
+    """127.0.0.1, ::1, :: ...; overridden by BAPO_HOST."""
     port: int = Field(8700, ge=0, le=65535)
-    """Port of the API; 0: a free port."""
+    """Of the API."""
     url: str | None = None
-    """URL of a running buffer service, or comma-separated URLs of its replicas; null: the launcher starts one."""
+    """A running buffer service, or its replicas separated by commas; null: the launcher starts one."""
     redis_url: str | None = None
-    """URL of a running Redis, without its password (set BAPO_REDIS_PASSWORD_FILE); null: the launcher starts an
-    embedded one."""
+    """A running Redis, without its password (BAPO_REDIS_PASSWORD_FILE); null: the launcher starts an embedded one."""
     appendfsync: Literal["everysec", "always"] = "everysec"
-    """Durability of the embedded Redis: everysec may lose about the last second on power loss, always loses nothing."""
+    """Of the embedded Redis: everysec may lose the last second on power loss, always nothing (docs/reliability.md)."""
     max_memory_mb: int = Field(2048, ge=16)
-    """Memory limit of the embedded Redis. 90 % of it is maxmemory, above which pushes are rejected with 503 and nothing
-    is evicted; the rest is allocator overhead."""
+    """Of the embedded Redis; above 90 % (maxmemory) pushes get 503, and nothing is evicted."""
     direct: bool = True
-    """Let a learner on the machine of a Redis with a unix socket (such as the embedded one) read the frames of its
-    batches directly, as a restricted Redis user; false: all batches go through the service."""
+    """A learner on the machine of a Redis with a unix socket reads frames from it, as a restricted user; false: through
+    the service."""
     max_fresh_groups: int | None = Field(None, ge=1)
-    """Maximum number of fresh groups queued for the learner. When it is reached and the next batch is complete, workers
-    get no fresh requests and their pushes wait (429). At least algorithm.batch_size; null: unlimited."""
+    """Most fresh groups queued; then, once the next batch is complete, workers get no fresh requests and their pushes
+    wait (429). At least algorithm.batch_size; null: unlimited."""
     max_fresh_mb: int | None = Field(None, ge=1)
-    """The same limit in MB; null: only max_memory_mb applies."""
+    """The same in MB; null: only max_memory_mb applies."""
     lease_s: float = Field(120.0, ge=0.1, le=MAX_SECONDS)
-    """Seconds after which a claimed request returns to the queue, unless its worker renews the lease."""
+    """Seconds after which a claimed request returns to the queue, unless its worker renews it."""
     max_attempts: int = Field(3, ge=1)
-    """Number of failures after which a group is dropped and counted."""
+    """Failures after which a group is dropped and counted."""
     max_failures_in_a_row: int = Field(20, ge=1)
-    """Number of consecutive failed groups after which the run stops with the last reason."""
+    """Consecutive failed groups after which the run stops with the last reason."""
 
     @property
     def maxmemory(self) -> int:

@@ -20,70 +20,67 @@ class LossConfig(Frozen):
     """The policy loss: surrogate, importance weight, KL, entropy, and aggregation."""
 
     name: str = "ppo"
-    """The surrogate (docs/methods.md), or your own: `package.module:Class` or `file.py:Class`."""
+    """The surrogate (docs/methods.md), or your own."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The surrogate's own settings."""
     ratio_mode: Literal["direct", "official", "decoupled", "interpolated"] = "decoupled"
-    """Which policy the trust region is centered on (docs/paper.md, Decisions); `interpolated`: AReaL's approximation of
-    `decoupled` without an extra forward pass."""
+    """Policy on which the trust region is centered (docs/paper.md, Algorithm 1); `interpolated`: AReaL's `decoupled`
+    without an extra forward pass."""
     clip_low: float | None = Field(0.2, ge=0)
     """The ratio is clipped at 1 - clip_low; null: unbounded, where the loss allows it. For `dppo` a difference of
     probabilities."""
     clip_high: float | None = Field(0.28, ge=0)
-    """The ratio is clipped at 1 + clip_high; null: unbounded. Otherwise as clip_low."""
+    """At 1 + clip_high; else as clip_low."""
     dual_clip: float | None = Field(10.0, gt=1)
-    """Dual clip: bound of the loss for negative advantages; null: off. Only for losses with PPO's clip."""
+    """Bound of the loss for negative advantages, for losses with PPO's clip; null: off."""
     aggregation: Aggregation = "token_mean"
-    """Aggregation of token losses over the global mini-batch."""
+    """Of token losses over the global mini-batch."""
     advantage: str = "group"
-    """Baseline: the responses to the same prompt (eq. 2), a critic (`gae`; section `critic`), another one
-    (docs/methods.md), or your own: `package.module:Class` or `file.py:Class`."""
+    """Baseline: the group (eq. 2), a critic (`gae`; section `critic`), another one (docs/methods.md), or your own."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """The advantage's own settings."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
-    """Normalization of eq. 2: `pop_var` by the population variance, `std_ddof1` by the sample deviation (verl, TRL),
-    `center` not at all (Dr. GRPO)."""
+    """Of eq. 2: by population variance, by sample deviation (verl, TRL), or none (Dr. GRPO)."""
     advantage_eps: float = Field(1e-6, ge=0)
     """Smoothing of eq. 2."""
     advantage_pool: Literal["mixed", "split", "on_policy"] = "mixed"
-    """Rewards used for mean and deviation: of all rows of the entry; of fresh and other rows separately (RePO); or of
-    the fresh rows for all (LUFFY's option)."""
+    """Rewards of mean and deviation: all rows of the entry; fresh and other rows separately (RePO); the fresh rows
+    (LUFFY's option)."""
     advantage_pass_k: int = Field(1, ge=1)
-    """K: an advantage is multiplied by K times the share of draws of K - 1 other responses that are all incorrect, so
-    that hard prompts count more: the gradient of pass@K. 1: all prompts alike."""
+    """K: multiply an advantage by K times the share of draws of K - 1 other responses that are all incorrect: the
+    gradient of pass@K. 1: off."""
     advantage_batch_norm: bool = False
     """Normalize again over all tokens of the batch (AReaL)."""
     importance_level: Literal["none", "token", "sequence", "geometric"] = "token"
-    """Level of the importance weight anchor / alpha: per token, product over a response, or its geometric mean."""
+    """The weight anchor / alpha per token, its product over a response, or its geometric mean."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
-    """Outside the bounds: truncate the weight, or mask the token or response."""
+    """Outside the bounds: truncate the weight, or mask token or response."""
     importance_cap: float | None = Field(3.0, gt=0)
-    """C: upper bound of the importance weight; null: none."""
+    """Upper bound of the weight; null: none."""
     importance_floor: float | None = Field(None, gt=0)
     """Lower bound of `mask`."""
     importance_veto: float | None = Field(None, gt=0, lt=1)
-    """Mask a whole response if any token has anchor / alpha below this."""
+    """Mask a response if any token has anchor / alpha below this."""
     importance_denominator: Literal["all", "kept"] = "all"
-    """Denominator of the mean with masking: all tokens (AReaL), or the kept ones (verl)."""
+    """Of the mean with masking: all tokens (AReaL), or the kept ones (verl)."""
     x2_weight: float = Field(1.0, ge=0)
-    """Factor on the advantages of X2."""
+    """Factor on advantages of X2."""
     x3_weight: float = Field(1.0, ge=0)
-    """Factor on the advantages of X3."""
+    """Factor on advantages of X3."""
     x3_baseline: Literal["stored", "current"] = "stored"
-    """Baseline of the advantages of X3: mean and deviation of the stored rewards (eq. 2), or of what pi_theta_t would
-    reach, estimated from the group by importance sampling; then groups that are solved or lost (this estimate is
-    outside [1/2G, 1 - 1/2G]) are skipped."""
+    """Advantages of X3 from the stored rewards (eq. 2), or from the mean reward J of pi_theta_t, estimated by
+    importance sampling; then groups with J outside [1/2G, 1 - 1/2G] are skipped."""
     x3_min_ess: float | None = Field(None, gt=0, le=1)
-    """Skip X3 groups whose effective sample size is below this; null: none."""
+    """Skip X3 groups with a smaller effective sample size; null: none."""
     kl_coef: float = Field(0.001, ge=0)
     """beta of eqs. 1 and 3."""
     kl_ref: Literal["behavior", "reference", "convex"] = "behavior"
-    """Reference of the KL term: alpha (eq. 3), the frozen base model (eq. 1), or a mix of the base model and pi_theta_t
-    whose share of the base model decreases from 1 (ReMix)."""
+    """alpha (eq. 3), the frozen base model (eq. 1), or a mix of base model and pi_theta_t whose share of the base model
+    falls from 1 (ReMix)."""
     kl_estimator: Literal["k1", "k2", "k3", "is_rev"] | None = None
-    """Estimator of KL(pi_theta | reference) per token; null: `is_rev` for behavior, else `k3`."""
+    """Per token; null: `is_rev` for behavior, else `k3`."""
     kl_restart_step: int | None = Field(None, ge=1)
-    """After this step the base model of the KL term is replaced by the policy, and the share is 1."""
+    """After this step the policy replaces the base model of the KL term, with share 1."""
     entropy_coef: float = Field(0.001, ge=0)
     """Coefficient of the mean token entropy."""
 
@@ -189,41 +186,41 @@ class ShapingConfig(Frozen):
     scale: float = Field(1.0, gt=0)
     """Factor on every reward. AReaL: (r - 0.5) 10 is shift = -0.5, scale = 10."""
     overlong_cache: int | None = Field(None, ge=1)
-    """DAPO: a response within this many tokens of rollout.max_response_tokens is penalized linearly by up to
-    `overlong_factor`; null: no penalty."""
+    """DAPO: a response within this many tokens of rollout.max_response_tokens is penalized linearly, up to
+    `overlong_factor`; null: off."""
     overlong_factor: float = Field(1.0, gt=0)
-    """Penalty of a response of full length."""
+    """Penalty at full length."""
     overlong_filter: bool = False
-    """Exclude truncated responses from the loss and its denominators; their rewards still count for their group."""
+    """Exclude truncated responses from the loss and its denominators; their rewards still count for the group."""
     length_weight: float = Field(0.0, ge=0)
-    """Factor on Kimi k1.5's length reward, which favors short correct and penalizes long incorrect responses."""
+    """Factor on Kimi k1.5's length reward: short correct responses gain, long incorrect ones lose."""
     length_warmup_steps: int = Field(0, ge=0)
-    """Initial steps without a length reward."""
+    """First steps without it."""
 
 
 class CriticConfig(Frozen):
     """PPO's value function, for loss.advantage = gae: a second copy of the backbone with a linear head."""
 
     lr: float = Field(1e-5, gt=0)
-    """Learning rate of the critic (verl's default; not in the paper)."""
+    """verl's default; not in the paper."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    """lambda of generalized advantage estimation; 1: return minus value."""
+    """1: return minus value."""
     value_clip: float = Field(0.5, gt=0)
-    """Clip range of the value around its old value; the loss is the maximum of clipped and unclipped."""
+    """Around the old value; the loss is the larger of clipped and unclipped."""
     grad_clip: float = Field(1.0, gt=0)
-    """Maximum L2 norm of its gradient."""
+    """L2 norm."""
     weight_decay: float = Field(0.0, ge=0)
-    """Weight decay of its AdamW."""
+    """Of its AdamW."""
 
 
 class SupervisedConfig(Frozen):
     """Cross-entropy on entries of kind sft, emitted by a composer (ReLIFT)."""
 
     lr: float = Field(1e-6, gt=0)
-    """Learning rate of its separate AdamW."""
+    """Of its own AdamW."""
     entropy_coef: float = Field(0.001, ge=0)
     """Coefficient of the mean token entropy."""
     grad_clip: float = Field(1.0, gt=0)
-    """Maximum L2 norm of its gradient."""
+    """L2 norm."""

@@ -1,4 +1,4 @@
-"""The groups of presets in `bapo config presets` and docs/configuration.md, and their descriptions."""
+"""The groups of presets in `bapo config presets`, and their descriptions."""
 
 from __future__ import annotations
 

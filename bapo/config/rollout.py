@@ -25,60 +25,57 @@ class RolloutConfig(Frozen):
     """Sampling."""
 
     engine: str = "vllm"
-    """A file of `rollout_server/engines`: `vllm`, or `scripted` (a test double)."""
+    """`vllm`, or `scripted` (a test double)."""
     num_workers: int = Field(1, ge=1)
-    """Initial number of workers; `bapo scale RUN N` changes it during a run."""
+    """Workers at the start; `bapo scale RUN N` changes it."""
     max_workers: int = Field(8, ge=1)
-    """Upper limit of `bapo scale`."""
+    """Limit of `bapo scale`."""
     max_response_tokens: int = Field(64, ge=1)
-    """Maximum response length; longer responses are truncated and graded as they are."""
+    """Longer responses are truncated and graded as they are."""
     max_prompt_tokens: int = Field(64, ge=1)
-    """Maximum prompt length, checked before the run starts."""
+    """Longer prompts are refused before the run starts."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature, 0.01 to 2 in vLLM; rollout log-probs are those of the tempered distribution."""
+    """0.01 to 2 in vLLM; rollout log-probs are those of the tempered distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; the importance ratios of eq. 3 require 1.0."""
+    """The importance ratios of eq. 3 require 1.0."""
     generation_budget: int | None = Field(None, ge=1)
-    """Partial rollouts: tokens of a fresh response sampled by one policy version; then it pauses, and resumes with the
-    next weights, or when there is nothing else to sample. null: off."""
+    """Partial rollouts: tokens of a fresh response per policy version; it resumes with the next weights, or when
+    nothing else is to be sampled. null: off."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MAX_REQUESTS)
-    """Groups that a worker samples concurrently."""
+    """Groups that a worker samples at a time."""
     kv_cache_at_update: Literal["recompute", "keep"] = "recompute"
-    """KV cache of responses in flight after a weight update. recompute: with the new weights, so that the rest of a
-    response is sampled as the policy would. keep: nothing is computed again, and the rest is sampled with new weights
-    and old keys and values. New prompts never use old blocks, and log-probs are those of sampling in both."""
+    """KV cache of responses in flight after a weight update: computed again with the new weights, or kept, so that the
+    rest is sampled with new weights and old keys and values. New prompts never use old blocks."""
     update_wait_s: float = Field(2.0, ge=0, le=MAX_SECONDS)
-    """Seconds that new weights wait for the responses in flight, which then end with the weights that began them, and
-    whose KV cache is not computed again; new requests wait too. Only with `cadence.max_steps_ahead` >= 1 and
-    without `cadence.wait_for_reevaluation`, where no step needs the new weights at once, for weights that travel as
-    files, and without a `generation_budget`. 0: no wait."""
+    """Seconds that new weights wait for the responses in flight, and new requests for them (docs/cluster.md); 0: no
+    wait. Only with `cadence.max_steps_ahead` >= 1, without `cadence.wait_for_reevaluation` and `generation_budget`, for
+    weights that travel as files."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Engine arguments (vLLM: EngineArgs)."""
+    """vLLM's EngineArgs."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Ray resources of one worker: `{ GPU = 1 }`, or custom resources of `ray start --resources`; empty: one GPU for
-    the CUDA build of vLLM, else one CPU."""
+    """Ray resources of one worker, `{ GPU = 1 }` or those of `ray start --resources`; empty: one GPU for vLLM's CUDA
+    build, else one CPU."""
     gpus: GpuIndices | None = None
-    """GPUs of this machine for the workers, as torch device indices; null: all that the learner does not use. To share
-    one with the learner, set gpu_memory_utilization in `engine_options` (docs/cluster.md)."""
-    weights_cache: str | None = None
-    """Cache folder for weight files on hosts that cannot read the learner's; null: the temporary directory."""
-    host: Annotated[str, AfterValidator(bare_host)] = "127.0.0.1"
-    """Address of the control API; overridden by BAPO_HOST. Workers on other hosts download weights from it
+    """GPUs of this machine for the workers, as torch device indices; null: those that the learner does not use
     (docs/cluster.md)."""
+    weights_cache: str | None = None
+    """Folder for weight files on hosts that cannot read the learner's; null: the temporary directory."""
+    host: Annotated[str, AfterValidator(bare_host)] = "127.0.0.1"
+    """Address of the control API, from which other hosts download weights; overridden by BAPO_HOST."""
     port: int = Field(8710, ge=0, le=65535)
-    """Port of the control API; 0: a free port."""
+    """Of the control API."""
     weight_transfer: Literal["auto", "nccl", "ipc", "file"] = "auto"
-    """How workers get new weights. nccl: broadcast from GPU to GPU; ipc: read on the GPU that they share with a learner
-    of one rank; file: read from RUN/weights, or over HTTP. After a failure, and for workers that have just started:
-    file. auto: file without a CUDA learner, ipc or file if workers may share its GPUs, else nccl."""
+    """nccl: broadcast from GPU to GPU; ipc: on the GPU shared with a learner of one rank; file: RUN/weights or HTTP,
+    also after a failure and for new workers. auto: file without a CUDA learner, ipc or file if workers may share its
+    GPUs, else nccl."""
     sync_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
-    """Seconds after which a worker that has not loaded new weights is restarted."""
+    """Seconds after which a worker without the new weights is restarted."""
     start_timeout_s: float = Field(300.0, gt=0, le=MAX_SECONDS)
-    """Seconds after which a worker that is not ready fails the run."""
+    """Seconds after which a worker that is not ready ends the run."""
     engine_step_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
-    """Seconds that a step of an engine may take; then its worker is restarted."""
+    """Seconds of one engine step after which its worker is restarted."""
     drain_s: float = Field(30.0, ge=0, le=MAX_SECONDS)
-    """Seconds that a worker may finish its groups when scaled down; unfinished ones return to the queue."""
+    """Seconds for a worker's groups when scaled down; unfinished ones return to the queue."""
 
     @property
     def longest_sequence(self) -> int:

@@ -33,15 +33,15 @@ class RunConfig(Frozen):
     """Name, location and length of the run."""
 
     name: str = Field("bapo", pattern=NAME_PATTERN)
-    """Name of the run; its directory is `<root>/<name>`. `auto`: the next free number after the name of the config
-    file, demo-001, demo-002, ..."""
+    """Its directory is `<root>/<name>`. `auto`: the next free number after the name of the config file, demo-001,
+    ..."""
     root: str = "outputs"
-    """Folder of run directories. Two runs never share a directory."""
+    """Folder of run directories."""
     seed: int = Field(42, ge=0, lt=1 << 63)
-    """Seed of all randomness: data order, filters, X3 and re-evaluation sampling."""
+    """Of all randomness: data order, filters, X3 and re-evaluation sampling."""
     deterministic: bool = False
-    """Every response has a seed of its own, so that two runs with one seed and commit on one machine train the same
-    groups, whatever the timing of their workers (docs/faq.md). Needs `cadence.max_steps_ahead = 0`."""
+    """Each response has its own seed: two runs with one seed and commit on one machine train the same groups
+    (docs/faq.md). Needs `cadence.max_steps_ahead = 0`."""
     num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """T: learner steps."""
 
@@ -57,39 +57,38 @@ class ModelConfig(Frozen):
     """The policy to train."""
 
     path: str = "models/countdown-tiny"
-    """Folder in Hugging Face format, or a Hugging Face id, which is downloaded to the cache at the first start."""
+    """Folder in Hugging Face format, or a Hugging Face id, downloaded at the first start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the learner's forward pass and of the engines. With `learner.device = "cuda"` the default is
-    bfloat16: GPUs have fast kernels for it, and attention whose memory does not grow with the square of the length."""
+    bfloat16."""
     freeze_vision: bool = False
-    """Train only the language model of a vision-language model; its vision tower is frozen (docs/images.md)."""
+    """Do not train the vision tower (docs/images.md)."""
     max_image_pixels: int | None = Field(None, ge=1)
-    """Downscale larger images before the model reads them, keeping the aspect ratio: fewer tokens, less memory. null:
-    the model's own limit."""
+    """Downscale larger images, keeping the aspect ratio; null: the model's own limit."""
 
 
 class TaskConfig(Frozen):
     """Prompts and reward."""
 
     name: str = "countdown"
-    """A built-in task (`countdown`, `dataset`, `mathematics`, `reasoning_gym:NAME`), or your own factory:
-    `package.module:factory` or `file.py:factory`."""
+    """`countdown`, `dataset`, `mathematics`, `reasoning_gym:NAME`, `chain`, `geometry`, or your own factory
+    (docs/your_task.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the task's factory."""
+    """Keyword arguments of the factory."""
     reward: str | None = None
-    """Custom reward function, replaces the task's: `package.module:function`, `file.py:function`, or a function for
-    another framework, `trl:module.function`, `verl:file.py:compute_score` (docs/your_task.md)."""
+    """Replaces the task's: `package.module:function`, `file.py:function`, `trl:module.function`,
+    `verl:file.py:compute_score` (docs/your_task.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
+    """Lowest and highest reward, mapped linearly to [0, 1]; `[-1, 1]` for verl's DAPO."""
     check_gold: bool = True
-    """Refuse a start in which gold answers of the first rows get reward 0, or a row cannot be graded. false: only warn,
-    for tasks whose data have no right answers."""
+    """Refuse a start in which gold answers get reward 0 or a row cannot be graded; false: warn, for data without right
+    answers."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MAX_SECONDS)
-    """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0. In task
-    `mathematics` each response has an equal share of it, and one that takes longer counts as incorrect."""
+    """A reward function that takes longer on one group is killed and the group retried, never rewarded 0. In task
+    `mathematics` each response has an equal share, and one that takes longer counts as incorrect."""
     grading_memory_mb: int = Field(4096, ge=64)
-    """Memory limit in MiB of a grading process including its children; a worker has two. Above it the process is killed
-    and the group retried, never rewarded 0."""
+    """MiB of a grading process with its children (a worker has two); above it the process is killed and the group
+    retried."""
 
     @model_validator(mode="after")
     def reward_range_rises(self) -> Self:
@@ -119,7 +118,7 @@ class EvaluationConfig(Frozen):
     """Held-out evaluation. It never changes alpha (docs/paper.md, Decisions)."""
 
     every: int = Field(25, ge=0)
-    """Steps between evaluations, rounded up to the next weight update; 0: only before and after training."""
+    """Steps, rounded up to the next weight update; 0: only before and after training."""
     num_prompts: int = Field(200, ge=1)
     """Prompts per held-out split during the run."""
     num_prompts_final: int = Field(1000, ge=1)
@@ -127,16 +126,16 @@ class EvaluationConfig(Frozen):
     num_samples: int = Field(2, ge=1, le=MAX_RESPONSES)
     """Responses per prompt."""
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
-    """Splits that are measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p` and
-    `max_response_tokens`; the last three are those of `rollout` by default."""
+    """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p`,
+    `max_response_tokens`; the last three default to those of `rollout`."""
     temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
-    """Additional sampling temperatures at which every split is measured before and after training, as `SPLIT@0.3`. A
-    model that only became more deterministic does not exceed the base model at its best temperature."""
+    """Further temperatures at which splits are measured before and after training, as `SPLIT@0.3`: a model that only
+    became more deterministic does not exceed the base model at its best temperature."""
     at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
-    """Numbers of training responses after which the weights are measured as after training: for comparisons of methods
-    that sample different numbers of responses per step."""
+    """Numbers of training responses at which the weights are measured as after training, to compare methods at equal
+    responses."""
     port: int = Field(8703, ge=0, le=65535)
-    """Port of health and metrics of the evaluator; 0: a free port."""
+    """Health and metrics."""
 
     def measurements(self, splits: Sequence[str]) -> dict[str, tuple[str, SplitConfig]]:
         """Name of each measurement -> its split and how it is measured: all splits, then all at each temperature."""
@@ -169,44 +168,43 @@ class SchedulerConfig(Frozen):
     """The scheduler of fresh requests and re-evaluations."""
 
     port: int = Field(8701, ge=0, le=65535)
-    """Port of health and metrics of the scheduler; 0: a free port."""
+    """Health and metrics."""
 
 
 class SupervisionConfig(Frozen):
     """Restarts of crashed processes, and stall detection."""
 
     max_restarts: int = Field(5, ge=0)
-    """Maximum restarts of a killed or crashed process within `window_s`; the next crash ends the run. No acknowledged
-    data is lost. 0: the first crash ends the run."""
+    """Restarts of a crashed process within `window_s`; the next crash ends the run. 0: the first one does."""
     window_s: float = Field(600.0, gt=0, le=MAX_SECONDS)
-    """Window in seconds in which restarts count; restarts of the learner count until it has saved a new checkpoint."""
+    """Seconds in which restarts count; those of the learner count until its next checkpoint."""
     restart_backoff_s: float = Field(0.5, ge=0, le=MAX_SECONDS)
-    """Backoff before the first restart in seconds; doubles with each further restart within the window, up to 30 s."""
+    """Seconds before the first restart; doubles with each further one in the window, up to 30."""
     stall_s: float = Field(900.0, ge=0, le=MAX_SECONDS)
-    """Seconds without progress after which a stall is reported once, with what the run is blocked on; 0: never. Must
-    exceed the duration of a learner step and the startup of an engine."""
+    """Seconds without progress after which a stall is reported with its cause; 0: never. Longer than a learner step and
+    the startup of an engine."""
     stall_ends_run: bool = False
-    """true: a stalled run exits with code 5 instead of waiting."""
+    """A stalled run exits with code 5."""
 
 
 class DashboardConfig(Frozen):
     """The web page of the run."""
 
     enabled: bool = True
-    """Whether the launcher starts it. `bapo view RUN` shows the records of a run at any time."""
+    """Whether the launcher starts it."""
     host: Host = "127.0.0.1"
-    """Address to listen on; overridden by BAPO_HOST."""
+    """Address; overridden by BAPO_HOST."""
     port: int = Field(8704, ge=0, le=65535)
-    """Port of the page; 0: a free port."""
+    """Of the page."""
 
 
 class SecurityConfig(Frozen):
     """Access control. Tokens are never part of a config (docs/threat_model.md)."""
 
     tokens: Literal["auto", "off"] = "auto"
-    """auto: a process that listens on a non-loopback address requires tokens; off: no authentication."""
+    """auto: processes on non-loopback addresses require tokens; off: no authentication."""
     open_redis: bool = False
-    """Accept a Redis without a password on another host, which anyone with network access can read and change."""
+    """Accept a Redis without a password on another host, which anyone in its network can change."""
 
 
 class Config(Frozen):

@@ -15,11 +15,12 @@ HEAD = """\
 Generated from `bapo/runtime/metrics` by `python -m deploy.monitoring`: do not edit. How to collect them:
 [monitoring.md](monitoring.md).
 
-* Every series carries the label `run`. What a process does not know is NaN or has no series; 0 means that there were
-  none.
-* Prometheus adds `process` (a name below) and `instance`. Each process also shows the standard `process_*` series.
-* Label values in the table are complete; a label without values has those that occur, a bounded number.
-* Several instances of the buffer service show the same gauges: take `max`; their counters add up: take `sum`.
+* Every series has the label `run`; Prometheus adds `process` and `instance`, and every process has the standard
+  `process_*` series. An unknown value is NaN or has no series.
+* The unit is in the name: `_ratio` is a share. Names in `_total` are counters, rows marked (h) histograms, all others
+  gauges.
+* Values of labels are complete; a label without values has those that occur, a bounded number.
+* Instances of the buffer service show the same gauges: take `max`; their counters add up: take `sum`.
 """
 TITLES = {
     Process.BUFFER_SERVICE: "Buffer service",
@@ -33,19 +34,19 @@ TITLES = {
 
 def metrics_page() -> str:
     parts = [HEAD]
-    everywhere = [metric for metric in METRICS if len(metric.processes) == len(Process)]
-    parts.append("## Every process\n\n" + _table(everywhere))
+    shared = [metric for metric in METRICS if len(metric.processes) > 1]
+    parts.append("## Several processes\n\n" + _table(shared))
     for process in Process:
-        own = [metric for metric in metrics_of(process) if metric not in everywhere]
-        parts.append(f"## {TITLES[process]}\n\n" + _table(own))
+        own = [metric for metric in metrics_of(process) if metric not in shared]
+        parts += [f"## {TITLES[process]}\n\n" + _table(own)] if own else []
     return "\n".join(parts)
 
 
 def _table(metrics: Sequence[Metric]) -> str:
-    lines = ["| metric | type | unit | labels | meaning | panel |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| metric | labels | meaning |", "|---|---|---|"]
     for metric in metrics:
-        cells = (f"`{metric.name}`", metric.kind, metric.unit, _labels(metric), metric.help, metric.panel)
-        lines.append("| " + " | ".join(cells) + " |")
+        mark = " (h)" if metric.kind == "histogram" else ""
+        lines.append(f"| `{metric.name}`{mark} | {_labels(metric)} | {metric.help} |")
     return "\n".join(lines) + "\n"
 
 
@@ -61,4 +62,4 @@ def runbook() -> str:
 
 
 def _entry(alert: Alert) -> str:
-    return f"### {alert.full_name}\n\n*{alert.severity}.* {alert.summary}\n\n{alert.runbook}\n"
+    return f"### {alert.full_name}\n\n*{alert.severity}.* {alert.summary} {alert.runbook}\n"
