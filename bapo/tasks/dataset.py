@@ -39,7 +39,7 @@ from bapo.tasks.base import (
 from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
 from bapo.tasks.data_files import Row, first_with_values, is_file, read_rows
 from bapo.tasks.images import Images, in_words
-from bapo.tasks.rewards import Reward, load_reward, reward_columns
+from bapo.tasks.rewards import Verifier, load_reward, reward_columns
 from bapo.tasks.right_answers import as_text, exact_texts, folded, gold_text, is_list_in_text, right_answers
 from bapo.tasks.user_functions import ALL
 
@@ -174,7 +174,7 @@ class DatasetTask(Task):
     def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
         """Rewards of all responses to a prompt."""
         if self._reward is not None:
-            return self._reward.of_group(prompt, texts)
+            return self._reward(prompt, texts)
         right = exact_texts(prompt.answer["answer"])
         # The answer may be all that follows the beginning of the message, or have it as well.
         whole = whole_responses(prompt, texts)
@@ -211,7 +211,7 @@ class DatasetTask(Task):
         return None if value is None else _continued(prompt, as_text(value))
 
     @cached_property
-    def _reward(self) -> Reward | None:
+    def _reward(self) -> Verifier | None:
         """Imported only by graders."""
         return None if self._options.reward is None else load_reward(self._options.reward)
 

@@ -10,7 +10,6 @@ An adapter is one file of `bapo/tasks/adapters` with `make_reward(name)`; its na
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from bapo.core.plugins import module_names, plugin
 from bapo.core.types import Prompt
@@ -22,25 +21,17 @@ DEFAULT_ADAPTER = "plain"
 FACTORY = "make_reward"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
-    """r(x, y) in [0, 1] of a prompt and texts of responses; None where a response cannot be graded."""
-
-    name: str
-    """As the configuration writes it: the beginning of every message about it."""
-    of_group: Callable[[Prompt, Sequence[str]], Sequence[float | None]]
-    """[G] rewards of [G] responses to one prompt. The function sees the beginning of an assistant's message that the
-    prompt ends with as part of each response. May raise anything: it is a user's code."""
-
-    def __call__(self, prompt: Prompt, text: str) -> float | None:
-        return self.of_group(prompt, [text])[0]
+Verifier = Callable[[Prompt, Sequence[str]], Sequence[float | None]]
+"""[G] rewards r(x, y) of [G] responses to one prompt, None where a response cannot be graded. May raise anything: it is
+a user's code."""
 
 
-def load_reward(name: str) -> Reward:
-    """The reward of that name. Imports the user's code. Raises: ConfigError if it is not there or cannot be called."""
+def load_reward(name: str) -> Verifier:
+    """The reward of that name, which sees the beginning of an assistant's message that the prompt ends with as part of
+    each response. Imports the user's code. Raises: ConfigError if it is not there or cannot be called."""
     adapter, function = _adapter(name)
-    of_group = getattr(plugin(ADAPTERS, adapter), FACTORY)(function)
-    return Reward(name=name, of_group=lambda prompt, texts: of_group(prompt, whole_responses(prompt, texts)))
+    verifier: Verifier = getattr(plugin(ADAPTERS, adapter), FACTORY)(function)
+    return lambda prompt, texts: verifier(prompt, whole_responses(prompt, texts))
 
 
 def reward_columns(name: str) -> frozenset[str]:

@@ -24,8 +24,7 @@ RIGHT, WRONG = "so <answer>26+72-61</answer>", "so <answer>26+72</answer>"
 )
 def test_a_reward_of_the_gallery_grades(name: str, right: float, wrong: float) -> None:
     reward, prompt = load_reward(f"{EXAMPLES}/{name}"), make_prompt("dataset", "26,72,61->37:", ROW)
-    assert reward(prompt, RIGHT) == pytest.approx(right)
-    assert reward(prompt, WRONG) == pytest.approx(wrong)
+    assert list(reward(prompt, [RIGHT, WRONG])) == pytest.approx([right, wrong])
 
 
 def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +33,7 @@ def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> 
     task = task_of(config)
     assert (len(task.prompts("train")), len(task.prompts("test"))) == (1000, 200)
     reward = load_reward(config.task.reward or "")
-    assert all(reward(prompt, task.gold(prompt) or "") == 1.0 for prompt in task.prompts("test"))
+    assert all(reward(prompt, [task.gold(prompt) or ""]) == [1.0] for prompt in task.prompts("test"))
 
 
 def test_the_files_over_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bapo.core.errors import ConfigError
 from bapo.tasks.base import make_prompt
 from bapo.tasks.grading.process import grade
-from bapo.tasks.rewards import Reward, load_reward
+from bapo.tasks.rewards import Verifier, load_reward
 
 BODY = """
 def one(text, answer):
@@ -52,29 +52,29 @@ def _name(adapter: str, function: str) -> str:
 
 
 @pytest.fixture(params=CASES, ids="-".join)
-def reward(request: pytest.FixtureRequest, tmp_path: Path) -> Reward:
+def reward(request: pytest.FixtureRequest, tmp_path: Path) -> Verifier:
     adapter, kind = request.param
     (tmp_path / "mine.py").write_text(BODY + EXAMPLES[adapter][kind])
     return load_reward(_name(adapter, f"{tmp_path / 'mine.py'}:f"))
 
 
-def test_the_answer_is_rewarded_one_and_anything_else_zero_in_the_order_of_the_texts(reward: Reward) -> None:
-    assert list(reward.of_group(PROMPT, ["2", "3", "", "2"])) == [1.0, 0.0, 0.0, 1.0]
-    assert (reward(PROMPT, "2"), reward(PROMPT, "two")) == (1.0, 0.0)
+def test_the_answer_is_rewarded_one_and_anything_else_zero_in_the_order_of_the_texts(reward: Verifier) -> None:
+    assert list(reward(PROMPT, ["2", "3", "", "2"])) == [1.0, 0.0, 0.0, 1.0]
+    assert list(reward(PROMPT, ["two"])) == [0.0]
 
 
-def test_none_stays_none(reward: Reward) -> None:
-    assert list(reward.of_group(PROMPT, ["2", "skip", "3"])) == [1.0, None, 0.0]
+def test_none_stays_none(reward: Verifier) -> None:
+    assert list(reward(PROMPT, ["2", "skip", "3"])) == [1.0, None, 0.0]
 
 
-def test_a_group_with_an_ungraded_response_gets_no_rewards_at_all(reward: Reward) -> None:
-    assert grade(reward.of_group, PROMPT, ["2", "3"], (0.0, 1.0)) == {"rewards": [1.0, 0.0]}
-    answer = grade(reward.of_group, PROMPT, ["2", "skip", "3", "skip"], (0.0, 1.0))
+def test_a_group_with_an_ungraded_response_gets_no_rewards_at_all(reward: Verifier) -> None:
+    assert grade(reward, PROMPT, ["2", "3"], (0.0, 1.0)) == {"rewards": [1.0, 0.0]}
+    answer = grade(reward, PROMPT, ["2", "skip", "3", "skip"], (0.0, 1.0))
     assert answer == {"ungraded": "left 2 of 4 responses ungraded (it returned None)"}
 
 
-def test_an_exception_is_told_with_the_file_and_line_of_the_function(reward: Reward) -> None:
-    failed = grade(reward.of_group, PROMPT, ["raise"], (0.0, 1.0))["failed"]
+def test_an_exception_is_told_with_the_file_and_line_of_the_function(reward: Verifier) -> None:
+    failed = grade(reward, PROMPT, ["raise"], (0.0, 1.0))["failed"]
     assert failed.startswith("raised ValueError: cannot read this (mine.py line 4)")
     assert "'raise'" in failed
 
@@ -108,4 +108,4 @@ def test_a_file_imports_what_lies_beside_it(adapter: str, tmp_path: Path, monkey
     (tmp_path / f"{helper}.py").write_text(BODY)
     (tmp_path / "mine.py").write_text(f"from {helper} import one\n" + EXAMPLES[adapter][""])
     reward = load_reward(_name(adapter, f"{tmp_path / 'mine.py'}:f"))
-    assert reward(PROMPT, "2") == 1.0
+    assert list(reward(PROMPT, ["2"])) == [1.0]

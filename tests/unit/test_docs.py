@@ -107,7 +107,7 @@ def test_rewards_and_tasks_of_the_pages_work(tmp_path: Path, monkeypatch: pytest
     right, wrong = (make_prompt("sums", "1+1=", {"answer": answer}) for answer in ("2", "3"))
     for name in set(re.findall(r"reward test (\S+)", lines)):
         reward = load_reward(name)
-        assert (reward(right, "2"), reward(wrong, "2")) == (1.0, 0.0), name
+        assert (*reward(right, ["2"]), *reward(wrong, ["2"])) == (1.0, 0.0), name
     assert load_task("my_tasks.py:Sums", {}).prompts("test")[3].text == "3+3="
 
 

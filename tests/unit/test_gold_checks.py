@@ -55,7 +55,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         from bapo.tasks.rewards import load_reward
 
         reward = load_reward(str(situation.config.task.reward))
-        return HereGrader(reward.of_group, situation.config.task.reward_range)
+        return HereGrader(reward, situation.config.task.reward_range)
 
     monkeypatch.setattr(gold_checks, "_grader", grader)
     return tmp_path / "r.py"

@@ -17,13 +17,13 @@ from bapo.tasks.base import TaskContext, extract_of, make_prompt
 from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.grading.process import grade
 from bapo.tasks.registry import load_task
-from bapo.tasks.rewards import Reward, load_reward
+from bapo.tasks.rewards import Verifier, load_reward
 from tests.support.tasks import maker
 
 make_task = maker("dataset")
 
 
-def _load(tmp_path: Path, prefix: str, source: str) -> Reward:
+def _load(tmp_path: Path, prefix: str, source: str) -> Verifier:
     path = tmp_path / "mine.py"
     path.write_text(source)
     return load_reward(f"{prefix}{path}:f")
@@ -41,7 +41,7 @@ def test_trl_gets_each_column_once_per_completion_and_the_prompts(tmp_path: Path
     )
     reward = _load(tmp_path, "trl:", source)
     prompt = _dataset_prompt(tmp_path, {"prompt": "1+1?", "solution": "2", "level": 3}, extra_columns=["level"])
-    assert list(reward.of_group(prompt, ["a", "b"])) == [1.0, 1.0]
+    assert list(reward(prompt, ["a", "b"])) == [1.0, 1.0]
 
 
 def test_trl_gets_messages_where_the_prompt_is_a_conversation(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_trl_gets_messages_where_the_prompt_is_a_conversation(tmp_path: Path) ->
     )
     reward = _load(tmp_path, "trl:", source)
     prompt = _dataset_prompt(tmp_path, {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"})
-    assert list(reward.of_group(prompt, ["2", "3"])) == [1.0, 0.0]
+    assert list(reward(prompt, ["2", "3"])) == [1.0, 0.0]
 
 
 BEGUN = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "Let me think. <think>"}]
@@ -78,7 +78,7 @@ def test_a_reward_reads_the_whole_message_that_the_prompt_begins(tmp_path: Path,
     prompt = _dataset_prompt(tmp_path, {"prompt": BEGUN, "answer": "2"}, message_format="{content}|")
     assert prompt.text == "1+1?|Let me think. <think>"
     rewards = grade(
-        _load(tmp_path, prefix, source).of_group,
+        _load(tmp_path, prefix, source),
         prompt,
         ["two</think><answer>2</answer>", "<answer>2</answer>"],
         (0.0, 1.0),
@@ -105,7 +105,7 @@ def test_gold_expert_and_extracted_answers_fit_a_message_that_the_prompt_begins(
 def test_an_earlier_version_closed_the_message_and_its_responses_are_whole(tmp_path: Path) -> None:
     prompt = make_prompt("t", "1+1?|Let me think. <think>|", {}, extra={"_messages": BEGUN})
     reward = _load(tmp_path, "", "def f(prompt, text):\n    return float(text == '2')\n")
-    assert list(reward.of_group(prompt, ["2"])) == [1.0]
+    assert list(reward(prompt, ["2"])) == [1.0]
 
 
 @pytest.mark.parametrize("form", ["{role}|", "{content!r}"])
@@ -118,7 +118,7 @@ def test_a_message_that_its_format_cannot_continue_is_refused_by_its_row(tmp_pat
 
 def test_trl_may_return_an_array(tmp_path: Path) -> None:
     reward = _load(tmp_path, "trl:", "import numpy\ndef f(completions, **kw):\n    return numpy.array([1.0, 0.0])\n")
-    assert reward.of_group(make_prompt("t", "x", {}), ["a", "b"]) == [1.0, 0.0]
+    assert reward(make_prompt("t", "x", {}), ["a", "b"]) == [1.0, 0.0]
 
 
 KINDS_OF_REWARDS = {
@@ -144,7 +144,7 @@ KINDS_OF_REWARDS = {
 
 def _graded(tmp_path: Path, returned: str, *, signature: str = "completions, **kw", prefix: str = "trl:") -> Any:
     source = f"import numpy as np\nimport torch\ndef f({signature}):\n    return {returned}\n"
-    return grade(_load(tmp_path, prefix, source).of_group, make_prompt("t", "x", {"answer": 1}), ["a", "b"], (0.0, 1.0))
+    return grade(_load(tmp_path, prefix, source), make_prompt("t", "x", {"answer": 1}), ["a", "b"], (0.0, 1.0))
 
 
 @pytest.mark.parametrize("returned", KINDS_OF_REWARDS.values(), ids=list(KINDS_OF_REWARDS))
@@ -202,14 +202,14 @@ def test_a_reward_of_one_response_may_be_a_tensor_or_array_of_one(
 @pytest.mark.parametrize("returned", ["[1.0]", "1.0", "[1.0, 0.0, 1.0]"])
 def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
     reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")
-    failed = grade(reward.of_group, make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
+    failed = grade(reward, make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
     assert "for 2 completions; expected one reward for each" in failed["failed"]
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     reward = _load(tmp_path, "trl:", "def f(completions, nums, **kw):\n    return [1.0]\n")
     with pytest.raises(TypeError, match=r"requires 'nums'.*columns are answer\. Add columns to task"):
-        reward(make_prompt("t", "x", {"answer": "2"}), "2")
+        reward(make_prompt("t", "x", {"answer": "2"}), ["2"])
 
 
 ROW = {"prompt": "1+1?", "answer": "2", "nums": [1, 1], "level": None, "picture": "x", "note": "y"}
@@ -231,7 +231,7 @@ def test_a_function_of_columns_gets_those_that_its_source_asks_for(
     reward = _load(tmp_path, prefix, f"import bapo\n{decorator}def f({signature}):\n    return {body}\n")
     prompt = _dataset_prompt(tmp_path, ROW, graded_by=f"{prefix}{tmp_path / 'mine.py'}:f")
     assert set(prompt.answer) - {"_row"} == kept
-    assert list(reward.of_group(prompt, ["a", "b"])) == [1.0, 1.0]
+    assert list(reward(prompt, ["a", "b"])) == [1.0, 1.0]
     assert prompt.prompt_id == _dataset_prompt(tmp_path, ROW).prompt_id
 
 
@@ -245,7 +245,7 @@ def test_columns_that_are_no_json_values_are_left_out_unless_they_are_named(tmp_
 
 def test_a_missing_key_of_a_reward_names_the_setting_that_keeps_columns(tmp_path: Path) -> None:
     reward = _load(tmp_path, "", "def f(prompt, text):\n    return prompt.answer[text]\n")
-    verifier = reward.of_group
+    verifier = reward
     prompt = _dataset_prompt(tmp_path, ROW)
     assert "task.options.extra_columns" in grade(verifier, prompt, ["nums"], (0.0, 1.0))["failed"]
     assert "extra_columns" not in grade(verifier, make_prompt("t", "x", {}), ["nums"], (0.0, 1.0))["failed"]
@@ -277,13 +277,13 @@ def test_verl_gets_the_source_the_ground_truth_and_the_extra_info_of_the_row(
         "    return solution_str == ground_truth\n"
     )
     reward = _load(tmp_path, "verl:", source)
-    assert list(reward.of_group(_dataset_prompt(tmp_path, row), ["2", "3"])) == [True, False]
+    assert list(reward(_dataset_prompt(tmp_path, row), ["2", "3"])) == [True, False]
 
 
 def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) -> None:
     reward = _load(tmp_path, "verl:", "def f(solution_str, **kw):\n    return {'acc': 1.0}\n")
     with pytest.raises(TypeError, match="without 'score': it has acc"):
-        reward(make_prompt("t", "x", {"answer": "2"}), "2")
+        reward(make_prompt("t", "x", {"answer": "2"}), ["2"])
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) 
 def test_a_reward_range_is_mapped_to_0_to_1(
     tmp_path: Path, score: str, reward_range: tuple[float, float], reward: float
 ) -> None:
-    verifier = _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n").of_group
+    verifier = _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n")
     assert grade(verifier, make_prompt("t", "x", {}), ["a"], reward_range) == {"rewards": [reward]}
 
 
@@ -303,12 +303,12 @@ def test_the_number_that_is_stored_is_the_one_that_is_checked(tmp_path: Path) ->
     code = (
         "class Half(float):\n    def __float__(self):\n        return 7.0\ndef f(prompt, text):\n    return Half(0.5)\n"
     )
-    verifier = _load(tmp_path, "", code).of_group
+    verifier = _load(tmp_path, "", code)
     assert "failed" in grade(verifier, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))
 
 
 def test_a_reward_outside_of_its_range_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
-    verifier = _load(tmp_path, "", "def f(prompt, text):\n    return -1\n").of_group
+    verifier = _load(tmp_path, "", "def f(prompt, text):\n    return -1\n")
     failed = grade(verifier, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))["failed"]
     assert "returned -1, which is not a number in [0, 1]" in failed
     assert "task.reward_range" in failed

@@ -20,7 +20,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -37,11 +37,8 @@ from bapo.runtime.standard_streams import never_fail_to_print
 from bapo.tasks.base import ROW, Task, TaskContext
 from bapo.tasks.guard import share_of
 from bapo.tasks.registry import load_task
-from bapo.tasks.rewards import load_reward
+from bapo.tasks.rewards import Verifier, load_reward
 
-Verifier = Callable[[Prompt, Sequence[str]], Sequence[float | None]]
-"""[G] rewards of [G] responses to one prompt, None where one cannot be graded. May raise anything: it is a user's code.
-"""
 LENGTH = struct.Struct("<I")
 STDERR = 2
 OVERTIME_S = 5.0
@@ -73,7 +70,7 @@ def read_frame(file: BinaryIO) -> dict[str, Any] | None:
 def verifier_of(task: Task, reward: str | None) -> Verifier:
     """What grades: `task.reward` where it is set, else the task. Imports the user's code. Raises: ConfigError."""
     if reward is not None:
-        return load_reward(reward).of_group
+        return load_reward(reward)
     task.load_reward()
     return task.rewards
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from bapo.core.types import Prompt
 from bapo.tasks.grading.pool import Grades, UngradedError, VerifierRaisedError, prompt_words
-from bapo.tasks.grading.process import Verifier, grade
+from bapo.tasks.grading.process import grade
+from bapo.tasks.rewards import Verifier
 
 
 class HereGrader:
