@@ -49,7 +49,7 @@ def test_a_full_buffer_is_asked_before_frames_are_written(redis_url: str) -> Non
         filled(client, 4)
         more = requests_of(1, first=4)
         client.enqueue(more)
-        with pytest.raises(FullError, match=r"4 fresh groups queued, buffer.max_fresh_groups = 4; fresh groups are"):
+        with pytest.raises(FullError, match=r"buffer\.max_fresh_groups = 4"):
             impatient(client).push(frames_of(more))
         with redis.Redis.from_url(redis_url) as raw:
             assert raw.keys("*:incoming:*") == []
@@ -108,7 +108,7 @@ def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: RedisStore) ->
         client.enqueue(more)
         waiting = threading.Thread(target=lambda: pushed.update(client.push(frames_of(more))))
         waiting.start()
-        with pytest.raises(FullError, match=r"buffer\.max_fresh_groups = 4"):
+        with pytest.raises(FullError):
             impatient(client)._service.call("GET", "/room", query={"wait_s": "0.2"})
         assert waiting.is_alive()
         client.batch(1, timeout_s=60)

@@ -116,7 +116,7 @@ def test_other_errors_come_back_at_once_as_their_class(scripted: Scripted, expec
 
 
 def test_a_service_that_is_not_there_is_named(unused_url: str) -> None:
-    with pytest.raises(UnavailableError, match=f"the buffer service at {unused_url} does not respond to GET /status"):
+    with pytest.raises(UnavailableError, match=unused_url):
         BufferClient(unused_url, retry_s=0.0).status()
 
 
@@ -156,7 +156,7 @@ def test_a_batch_may_take_any_time_while_groups_arrive_and_batch_timeout_s_witho
     # Groups arrived with the answers at 400 s and 800 s. Nothing changes at 1,200 s; at 1,400 s the 600 s are over,
     # which is seen at 1,600 s, before a fifth call. That a worker is silent for longer and longer is no progress.
     client = BufferClient(scripted.url, now=lambda: clock[0])
-    with pytest.raises(DeadlineError, match="batch 7 is not ready, no progress for 600 s: 2/4 fresh groups"):
+    with pytest.raises(DeadlineError, match="2/4 fresh groups"):
         client.batch(7, timeout_s=600.0, on_wait=on_wait)
     assert (clock[0], len(heard)) == (1600.0, 4)
 
@@ -173,7 +173,7 @@ def test_pushes_are_cut_into_parts_that_the_service_takes(scripted: Scripted, mo
     assert sum(call.startswith("PUT /frames/") for call in scripted.calls) == 5
     assert client.push([]) == {}
     for wrong in ([b""], [make_group()], pack_group(make_group())):
-        with pytest.raises(ContractError, match=r"a frame is empty|push expects"):
+        with pytest.raises(ContractError):
             client.push(wrong)
 
 
@@ -187,7 +187,7 @@ def test_a_frame_that_is_gone_is_written_again_once(scripted: Scripted) -> None:
     kinds = [call.rpartition("/")[0] if "frames" in call else call.partition("?")[0] for call in scripted.calls]
     assert kinds == ["GET /room", "GET /frame-access", "PUT /frames", "POST /groups", "PUT /frames", "POST /groups"]
     scripted.replies = [PUSHED, MISSING, PUSHED, MISSING]
-    with pytest.raises(FrameError, match="0 bytes"):
+    with pytest.raises(FrameError):
         client.push([pack_group(make_group())])
 
 
@@ -219,7 +219,7 @@ def test_requests_and_status_survive_their_way_through_json() -> None:
 def test_a_malformed_status_is_a_contract_error() -> None:
     values = status_map(replace(STATUS, workers={}))
     for key in ("workers", "step"):
-        with pytest.raises(ContractError, match="status is malformed"):
+        with pytest.raises(ContractError):
             status_from_map({name: value for name, value in values.items() if name != key})
 
 
@@ -239,7 +239,7 @@ CALLS: dict[str, Callable[[BufferClient], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scripted", [[MOVED]], indirect=True)
 def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
-    with pytest.raises(ConfigError, match="with a redirect to https://elsewhere/x, which is not followed: use that"):
+    with pytest.raises(ConfigError, match="https://elsewhere/x"):
         CALLS[call](BufferClient(scripted.url))
     assert len(scripted.calls) == 1
 
@@ -247,7 +247,7 @@ def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scripted", [[SIGN_IN]], indirect=True)
 def test_a_page_for_people_is_no_success(scripted: Scripted, call: str) -> None:
-    with pytest.raises(UnavailableError, match="with an HTML page, probably from another server or a login page"):
+    with pytest.raises(UnavailableError):
         CALLS[call](BufferClient(scripted.url, retry_s=0.0))
 
 
@@ -259,6 +259,6 @@ def test_what_a_proxy_says_for_a_while_is_waited_for(scripted: Scripted) -> None
 
 @pytest.mark.parametrize("token", ["short", "t\u20acken" * 4, "two words are no token"])
 def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
-    with pytest.raises(AccessError, match="the argument `token` has no token: must be one line of") as refused:
+    with pytest.raises(AccessError) as refused:
         BufferClient("http://127.0.0.1:1", token=token)
     assert token not in str(refused.value)

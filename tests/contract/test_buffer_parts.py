@@ -39,7 +39,7 @@ def test_a_redis_that_goes_away_while_the_service_starts_is_waited_for() -> None
 
     wait_for(attempt, timeout_s=10.0)
     assert next(answers, "none left") == "none left"
-    with pytest.raises(UnavailableError, match="never"):
+    with pytest.raises(UnavailableError):
         wait_for(lambda: (_ for _ in ()).throw(UnavailableError("never")), timeout_s=0.0)
 
 
@@ -56,7 +56,7 @@ def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         link = RedisLink(f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2")
-        with pytest.raises(UnavailableError, match="does not speak the Redis protocol"):
+        with pytest.raises(UnavailableError, match="Redis protocol"):
             link.run("status", [], [])
         thread.join(60)
 
@@ -110,7 +110,7 @@ def test_a_service_hears_of_a_restore_by_another_one(redis_url: str) -> None:
     ingest.checked([group])
     store.restore(before, ())
     seconds[0] += KNOWN_S
-    with pytest.raises(ContractError, match="policy version 7, but the learner has published 1 at most"):
+    with pytest.raises(ContractError, match="version 7"):
         ingest.checked([group])
 
 
@@ -132,7 +132,7 @@ def test_versions_up_to_the_newest_are_asked_for_once_a_second(redis_url: str) -
 
 def test_a_digest_that_is_not_that_of_the_head_is_refused(redis_url: str) -> None:
     ingest = Ingest(RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3))
-    with pytest.raises(ContractError, match="the frame digest does not match the header"):
+    with pytest.raises(ContractError, match="digest"):
         ingest.checked([group_of(1)._replace(digest="0" * 32)])
 
 
@@ -172,5 +172,5 @@ def test_another_instance_tells_the_same_ones_apart(redis_url: str) -> None:
 def test_failures_of_nobodys_lease_use_no_word_up(redis_url: str) -> None:
     reasons = FailureReasons(new_store(redis_url))
     assert [reasons.bounded(f"made_up_{n}") for n in range(70)] == [f"made_up_{n}" for n in range(70)]
-    with pytest.raises(ContractError, match=r"must match \[a-z\]"):
+    with pytest.raises(ContractError):
         reasons.bounded("A whole sentence.")

@@ -170,7 +170,7 @@ def test_a_worker_that_does_not_answer_an_update_in_time_is_replaced(make_rig: M
 def test_an_older_version_is_refused_unless_it_is_a_rollback(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig()
     rig.fleet.update_weights(make_update(tmp_path / "w", 5))
-    with pytest.raises(StaleWeightsError, match="version 4 is older than version 5"):
+    with pytest.raises(StaleWeightsError):
         rig.fleet.update_weights(make_update(tmp_path / "w", 4))
     rig.fleet.update_weights(make_update(tmp_path / "w", 4), rollback=True)
     assert rig.fleet.newest is not None
@@ -183,10 +183,10 @@ def test_a_file_that_is_missing_or_cut_off_never_reaches_a_worker(make_rig: Make
     wait_until(lambda: rig.states() == ["ready"])
     update = make_update(tmp_path / "w", 5)
     (tmp_path / "w").write_bytes(b"cut")
-    with pytest.raises(WeightMismatchError, match="has 3 bytes, the learner announced 10"):
+    with pytest.raises(WeightMismatchError, match="3 bytes"):
         rig.fleet.update_weights(update)
     (tmp_path / "w").unlink()
-    with pytest.raises(WeightMismatchError, match="is not readable on this host"):
+    with pytest.raises(WeightMismatchError):
         rig.fleet.update_weights(update)
     assert rig.handles[0].events == ["start", "begin None"]
     assert rig.fleet.newest is None
@@ -208,7 +208,7 @@ def test_scaling_down_drains_the_last_workers_and_scaling_up_starts_new_ones(mak
 
 @pytest.mark.parametrize("num", [0, -1, 9])
 def test_a_number_of_workers_outside_the_configured_range_is_refused(make_rig: MakeRig, num: int) -> None:
-    with pytest.raises(ConfigError, match=rf"1 to 8 \(rollout.max_workers\), got {num}"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_workers"):
         make_rig().fleet.scale(num)
 
 

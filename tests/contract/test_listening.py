@@ -80,7 +80,7 @@ def test_a_host_of_the_environment_that_others_reach_needs_tokens_as_any_other(
         monkeypatch.delenv(name, raising=False)
     config = Config.model_validate({"rollout": {"engine": "scripted"}})
     flags = Flags(config=config, run=RunDirectory(tmp_path), extra=argparse.Namespace(host=None, **EXTRA))
-    with pytest.raises(ConfigError, match=r"the rollout server would listen on 0\.0\.0\.0 without authentication"):
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0 without"):
         rollout_main.main(flags)
 
 
@@ -89,7 +89,7 @@ def test_health_of_the_small_services_is_on_the_host_of_the_environment(monkeypa
     port = serve_health(Telemetry(), 0, lambda: True)
     with urllib.request.urlopen(f"http://127.0.0.3:{port}/readyz", timeout=60) as answer:
         assert answer.read() == b"ready\n"
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60)
 
 

@@ -186,7 +186,7 @@ def test_a_push_whose_frame_expired_is_refused_with_its_worker_and_counted(redis
     request = make_request(prompt_id="a")
     redis_store.enqueue([request], cursor=None)
     group = incoming(answer(request))
-    with pytest.raises(FrameError, match="the frame of group g-a of worker w has 0 bytes in Redis, expected 493"):
+    with pytest.raises(FrameError):
         RedisStore.push(redis_store, [group])
     assert redis_store.counters() == {"bad_frames:w": 1}
     assert redis_store.status().queued["fresh"] == 1

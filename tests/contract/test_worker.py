@@ -249,7 +249,7 @@ def test_a_wrong_digest_fails_the_worker_before_the_engine_is_touched(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start_worker(MemoryBuffer())
-    with pytest.raises(WeightMismatchError, match="has the digest"):
+    with pytest.raises(WeightMismatchError):
         worker.update_weights(make_update(tmp_path / "w", 5, digest="0" * 64))
     report = worker.report()
     assert (report.state, report.error, report.policy_version) == ("failed", "WeightMismatchError", 1)

@@ -225,14 +225,14 @@ def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> N
     update = rig.publish(5)
     shifted = tuple(value + 0.01 for value in update.canary.logprobs)
     other = replace(update, canary=replace(update.canary, logprobs=shifted))
-    with pytest.raises(WeightMismatchError, match=r"0\.01 nats"):
+    with pytest.raises(WeightMismatchError):
         load_verified(rig.engine, other, Agreement())
 
 
 @pytest.mark.parametrize("field", [{"temperature": 2.6}, {"top_p": 1.5}, {"max_response_tokens": 0}])
 def test_a_request_that_vllm_refuses_is_refused_alone(rig: Rig, field: dict[str, Any]) -> None:
     rig.calls.submit(make_request(prompt_id="good"))
-    with pytest.raises(ContractError, match="vLLM refuses request"):
+    with pytest.raises(ContractError):
         rig.calls.submit(replace(make_request(prompt_id="bad"), **field))
     rig.calls.submit(make_request(prompt_id="after"))
     assert len(rig.finish()) == 2

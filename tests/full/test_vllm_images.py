@@ -138,7 +138,7 @@ def test_prompt_tokens_are_counted_and_returned_with_those_of_the_picture(rig: R
     group = rig.sample([rig.prompt(1)])["g0"]
     ids = group.prompt_token_ids.tolist()
     assert (ids[0], ids[1:17], ids[18]) == (START, [IMAGE] * 16, 16)  # 64 x 64 pixels
-    with pytest.raises(ContractError, match=r"has 130 tokens, more than rollout\.max_prompt_tokens=128"):
+    with pytest.raises(ContractError, match=r"rollout\.max_prompt_tokens"):
         rig.calls.submit(rig.request(rig.too_long, "long"))
 
 

@@ -107,7 +107,7 @@ def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redi
         client.enqueue(requests, cursor=4)
         client.push([large(request) for request in requests[:2]])
         raw.config_set("maxmemory", 1)
-        with pytest.raises(DeadlineError, match=r"2/4 fresh groups.*; Redis uses .* it may reject missing groups"):
+        with pytest.raises(DeadlineError, match="Redis uses "):
             client.batch(1, timeout_s=0.5)
         raw.config_set("maxmemory", 0)
         client.push([large(request) for request in requests[2:]])
@@ -133,7 +133,7 @@ def test_fresh_groups_leave_room_for_the_round_that_the_learner_waits_for(own_re
         client.enqueue(requests, cursor=120)
         raw.config_set("maxmemory", raw.info("memory")["used_memory"] + (24 << 20))
         impatient, stored = type(client)(client.url, retry_s=0.0, full_s=0.0), Counter[str]()
-        with pytest.raises(FullError, match=r"the buffer is full: Redis uses .* buffer\.max_memory_mb"):
+        with pytest.raises(FullError, match=r"buffer\.max_memory_mb"):
             stored.update(result for request in requests for result in impatient.push([large(request)]).values())
         assert stored["stored"] > 50
         impatient.reevaluate(1, again)
@@ -177,7 +177,7 @@ def test_a_learner_resumes_from_a_restore_that_was_cut_off(own_redis: RedisServe
         snapshot = client.snapshot()
         with pytest.raises(ConnectionResetError):
             store.restore(store.image(), cut_off())
-        with pytest.raises(UnavailableError, match="restore the snapshot again"):
+        with pytest.raises(UnavailableError, match="snapshot"):
             type(client)(client.url, retry_s=0.0).status()
         checkpoint = SimpleNamespace(state=SimpleNamespace(step=0), read_buffer=lambda: snapshot)
         resume_buffer(cast(SharedBuffer, client), cast(Checkpoint, checkpoint))
@@ -204,7 +204,7 @@ def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_wit
             client.batch(3, timeout_s=0.5)
         assert client.commit(2, checkpointed=2) is False
         wait_until(lambda: client.push([large(requests[8])]) == {"g-p8": "stored"})
-        with pytest.raises(DeadlineError, match=r"1/4 fresh groups, 0 leased, 3 queued$"):
+        with pytest.raises(DeadlineError, match="1/4 fresh groups"):
             client.batch(3, timeout_s=0.5)
 
 
@@ -224,7 +224,7 @@ def test_a_redis_that_cannot_write_its_disk_is_a_storage_error(own_redis: RedisS
         raw.bgsave()
         while raw.info("persistence")["rdb_last_bgsave_status"] == "ok":
             time.sleep(0.05)
-        with pytest.raises(StorageError, match=r"cannot write to its disk .* Acknowledged writes are not lost"):
+        with pytest.raises(StorageError):
             client.push([pack_group(answer(make_request(prompt_id="b")))])
         assert client.status().fresh_ready == 1
         raw.config_set("dir", str(tmp_path))
@@ -238,6 +238,6 @@ def test_a_wrong_password_is_a_configuration_error(own_redis: RedisServer) -> No
     with redis.Redis.from_url(own_redis.url) as raw:
         raw.config_set("requirepass", "right")
     url = own_redis.url.replace("redis://", "redis://:hunter2@")
-    with pytest.raises(ConfigError, match=r"rejects the password of buffer.redis_url") as error:
+    with pytest.raises(ConfigError, match=r"buffer\.redis_url") as error:
         new_store(url).status()
     assert "hunter2" not in str(error.value)

@@ -179,7 +179,7 @@ def test_what_comes_late_from_a_replica_whose_way_to_redis_was_cut_sets_nothing_
         monkeypatch.setattr(cut_off._link, "latest_ms", lambda: latest)  # the cable was pulled behind this answer
         cut_off._link.client.ping()
         network.set("redis", "frozen")
-        with pytest.raises(UnavailableError, match="does not respond"):
+        with pytest.raises(UnavailableError):
             calls[what](cut_off)
         calls[what](other)
         other.report(Progress(step=3, policy_version=3))
@@ -204,7 +204,7 @@ def test_a_client_stays_with_the_replica_that_answers(redis_url: str) -> None:
         assert client.enqueue([make_request()], cursor=1) == 1
         assert client.url == there.url
         assert client.status().queued["fresh"] == 1
-    with pytest.raises(UnavailableError, match="does not respond to GET /status"):
+    with pytest.raises(UnavailableError):
         client.status()
 
 

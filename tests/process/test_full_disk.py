@@ -112,7 +112,7 @@ def test_a_batch_that_is_not_on_the_disk_is_handed_to_nobody(
         # Room is left for less than a page; what an assembly of 64 groups writes is larger.
         filler = almost_full(small_disk, 0)
         for client in (first, second):
-            with pytest.raises(StorageError, match="cannot write to its disk"):
+            with pytest.raises(StorageError):
                 client.batch(1, timeout_s=5)
         assert first.status().assembled_step == 1, "it is assembled, in Redis' memory"
         filler.unlink()

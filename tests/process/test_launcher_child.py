@@ -140,7 +140,7 @@ def test_a_guard_kills_all_when_the_launcher_has_died() -> None:
 
 def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     spec = ProcessSpec(name="redis", argv=("true",), env={}, log_path=tmp_path / "no" / "log", is_ready=lambda: True)
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(StorageError):
         Child(spec)
 
 

@@ -128,7 +128,7 @@ def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "a.toml").write_text('preset = "b"')
     (tmp_path / "b.toml").write_text('preset = "a"')
     monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
-    with pytest.raises(ConfigError, match="cycle: a -> b -> a"):
+    with pytest.raises(ConfigError, match="a -> b -> a"):
         preset_layers("a")
 
 
@@ -139,7 +139,7 @@ def test_the_three_places_of_remixs_t_must_agree() -> None:
         50,
         50,
     )
-    with pytest.raises(ConfigError, match=r"last_step = 40, loss.kl_restart_step = 50, learner.epochs_until = 50: .*T"):
+    with pytest.raises(ConfigError, match=r"last_step = 40, loss\.kl_restart_step = 50"):
         load_config(["remix"], ["--algorithm.options.last_step=40"])
     everywhere = ("algorithm.options.last_step", "loss.kl_restart_step", "learner.epochs_until")
     assert load_config(["remix"], [f"--{key}=40" for key in everywhere]).learner.epochs_until == 40

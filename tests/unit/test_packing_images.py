@@ -205,7 +205,7 @@ def test_a_prompt_and_its_pictures_must_fit_together(
         columns_of(make_batch(groups=found), config)
     broken = replace(found[2], prompt_token_ids=found[2].prompt_token_ids[:-3])
     columns = columns_of(make_batch(groups=[broken]), config, reader)
-    with pytest.raises(ContractError, match="image tokens, its images need"):
+    with pytest.raises(ContractError, match="image tokens"):
         build(columns, plan_passes(columns, np.arange(4), budget=1000, num_ranks=1)[0][0], CPU)
 
 

@@ -305,7 +305,7 @@ def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> N
     buffer.train()
     buffer.kept.clear()
     buffer.success_counts = lambda after, limit=64: []  # type: ignore[method-assign]
-    with pytest.raises(ContractError, match=r"has batch 1 but not its success counts.*started with another selector"):
+    with pytest.raises(ContractError, match="batch 1 "):
         proposals_of(buffer.config, buffer).ranking(4)
 
 
@@ -313,5 +313,5 @@ def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
     buffer = Trained(make_config())
     start(buffer.config, buffer).poll(0)
     buffer.train()
-    with pytest.raises(ConfigError, match="which is not in the training split: the data of this run has changed"):
+    with pytest.raises(ConfigError, match="training split"):
         proposals_of(buffer.config, buffer, [make_prompt(prompt_id=f"new{i}") for i in range(9)]).ranking(4)

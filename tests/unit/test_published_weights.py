@@ -54,7 +54,7 @@ def test_weights_that_are_gone_or_cut_off_are_not_taken(update: WeightUpdate, tm
 
 def test_a_damaged_note_only_costs_time_and_a_silent_buffer_is_said(update: WeightUpdate, tmp_path: Path) -> None:
     remember(tmp_path, update)
-    with pytest.raises(UnavailableError, match="away"):
+    with pytest.raises(UnavailableError):
         recall(tmp_path, Buffer(4, is_up=False))
     (tmp_path / "published.json").write_text(json.dumps({"version": 4})[:-2])
     assert recall(tmp_path, Buffer(4)) is None

@@ -84,7 +84,7 @@ def test_groups_that_redis_refuses_though_there_is_room_are_sent_once_in_each_pa
     monkeypatch.setattr(buffer_client, "time", clock)
     peer: Any = RefusedByRedis(clock, retry_after_s=2.5)
     frames = Frames()
-    with pytest.raises(FullError, match="Redis is full"):
+    with pytest.raises(FullError):
         push_all(peer, [pack_group(make_group())], full_s=5.0, into=frames)
     assert peer.calls == [(path, at) for at in (0.0, 2.5, 5.0) for path in ("/room", "/groups")]
     assert frames.written == 1, "it waits there"

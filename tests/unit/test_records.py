@@ -38,7 +38,7 @@ def test_a_run_of_another_format_is_refused(run: RunDirectory) -> None:
     run.update_run(status="finished")
     assert RunDirectory.open(run.path).read_run()["format"] == 1
     run.update_run(format=2)
-    with pytest.raises(ConfigError, match="has format 2, but this version supports format 1"):
+    with pytest.raises(ConfigError, match="format 2"):
         RunDirectory.open(run.path)
 
 
@@ -77,7 +77,7 @@ def test_group_records_of_another_shape_are_damaged(run: RunDirectory, change: d
     (row,) = pyarrow.parquet.read_table(path).to_pylist()
     changed = row | change if change else {"step": 1}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([changed]), path)
-    with pytest.raises(ContractError, match=r"groups/step-000001\.parquet row 1: "):
+    with pytest.raises(ContractError, match=r"step-000001\.parquet row 1"):
         list(run.read_groups())
 
 
@@ -104,7 +104,7 @@ def test_records_of_a_group_that_lost_their_end_are_named(run: RunDirectory) -> 
     path = run.path / "groups" / "step-000001.parquet"
     for size in (path.stat().st_size // 2, 0):
         os.truncate(path, size)
-        with pytest.raises(ContractError, match=r"groups/step-000001\.parquet is damaged"):
+        with pytest.raises(ContractError, match=r"step-000001\.parquet"):
             list(run.read_groups())
 
 
@@ -158,11 +158,11 @@ def test_a_restart_beside_a_running_evaluator_keeps_its_file(run: RunDirectory) 
 def test_a_full_disk_is_a_storage_error_that_names_the_file(run: RunDirectory) -> None:
     for name in ("metrics.jsonl", "evaluations.jsonl", "groups/step-000001.tmp"):
         (run.path / name).symlink_to("/dev/full")
-    with pytest.raises(StorageError, match=r"metrics\.jsonl: No space left on device"):
+    with pytest.raises(StorageError, match=r"metrics\.jsonl"):
         run.append_metrics({"step": 1})
-    with pytest.raises(StorageError, match=r"evaluations\.jsonl: No space left"):
+    with pytest.raises(StorageError, match=r"evaluations\.jsonl"):
         run.append_evaluation({"step": 1})
-    with pytest.raises(StorageError, match=r"step-000001\.parquet: .*No space left"):
+    with pytest.raises(StorageError, match=r"step-000001\.parquet"):
         run.write_groups(1, [make_result()])
     assert run.group_steps() == []
 
@@ -207,15 +207,15 @@ def test_an_older_checkpoint_does_when_the_newer_one_is_gone_but_its_batches_are
 
 def test_a_missing_batch_in_between_is_refused_with_the_steps_that_can_be_repeated(run: RunDirectory) -> None:
     keep(run, batches=(3, 5, 6), checkpoints=(2,))
-    with pytest.raises(ConfigError, match=r"step 6 .* batches since the checkpoint before it.*replayable steps: 3\."):
+    with pytest.raises(ConfigError, match=r"step 6 .*: 3"):
         plan_replay(run, 6)
-    with pytest.raises(ConfigError, match=r"step 4 .* its batch is not stored; replayable steps: 3\."):
+    with pytest.raises(ConfigError, match=r"step 4 .*: 3"):
         plan_replay(run, 4)
 
 
 def test_a_run_without_batches_says_which_key_keeps_them(run: RunDirectory) -> None:
     keep(run, batches=(), checkpoints=(2,))
-    with pytest.raises(ConfigError, match=r"no step can be replayed.*checkpoint\.keep_batches"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.keep_batches"):
         plan_replay(run, 3)
 
 

@@ -28,7 +28,7 @@ def nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     "url", ["redis://10.0.0.3:6379/0", "redis://bapo@redis:6379/0", "rediss://example.org", "redis://0.0.0.0"]
 )
 def test_a_redis_on_the_network_without_a_password_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"has no password.*BAPO_REDIS_PASSWORD_FILE.*security.open_redis = true"):
+    with pytest.raises(ConfigError, match=r"BAPO_REDIS_PASSWORD_FILE.*security\.open_redis"):
         refuse_open(with_password(url), allowed=False)
     refuse_open(with_password(url), allowed=True)
     monkeypatch.setenv(PASSWORD, "hunter2")
@@ -63,7 +63,7 @@ def test_the_password_comes_from_a_file_unless_the_url_has_one(
 
 def test_a_missing_password_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_FILE, "/nowhere/password")
-    with pytest.raises(ConfigError, match="BAPO_REDIS_PASSWORD_FILE: cannot read /nowhere/password: No such file"):
+    with pytest.raises(ConfigError, match="BAPO_REDIS_PASSWORD_FILE"):
         with_password("redis://redis")
 
 

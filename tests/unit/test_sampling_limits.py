@@ -55,7 +55,7 @@ def test_every_bad_value_is_named_at_once() -> None:
 
 
 def test_a_run_with_such_a_value_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.temperature = 2\.6"):
+    with pytest.raises(ConfigError, match=r"rollout\.temperature"):
         preflight(Situation(config=make_config(tmp_path, rollout={"port": 0, "temperature": 2.6})))
 
 

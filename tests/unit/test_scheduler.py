@@ -263,7 +263,7 @@ def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -
     scheduler.poll(3)
     assert b"bapo_stalled_seconds 59.0" in telemetry.exposition()
     clock[0] = 60.0
-    with pytest.raises(DeadlineError, match=r"no progress for 60 s .*: learner is waiting for batch 3: 0/4 fresh"):
+    with pytest.raises(DeadlineError, match="batch 3"):
         scheduler.poll(3)
 
 
@@ -275,7 +275,7 @@ def test_a_response_in_segments_begins_with_weights_that_leave_it_the_time() -> 
     # Steps 1 to 4 of four prompts: max_steps_ahead = 3 lets step 4 begin with version 1; two more
     # segments take two of these three.
     assert found == [[1] * 16, [1] * 8 + [2] * 4 + [3] * 4]
-    with pytest.raises(ValueError, match=r"may take 2 steps longer .* set cadence.max_steps_ahead = 2 or more"):
+    with pytest.raises(ValueError, match=r"cadence\.max_steps_ahead = 2"):
         make_config(
             cadence={"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1}, rollout=rollout
         )

@@ -49,7 +49,7 @@ def test_a_run_that_trained_a_step_is_never_moved(tmp_path: Path) -> None:
     run.append_metrics(make_row(1))
     config = make_config(tmp_path, run={"root": str(tmp_path), "name": "mine"})
     assert free_name(config).status == "fail"
-    with pytest.raises(ConfigError, match="already exists"):
+    with pytest.raises(ConfigError):
         create_run(config)
     assert len(run.read_metrics()) == 1
 

@@ -124,5 +124,5 @@ def test_a_model_of_another_shape_or_with_another_tensor_is_refused(tmp_path: Pa
     writer.start({"model/a": torch.zeros(3)}, tmp_path / "learner")
     stored = StoredShards.open(tmp_path / "learner").part("model")
     for other in ({"a": torch.zeros(4)}, {"a": torch.zeros(3), "b": torch.zeros(1)}):
-        with pytest.raises(ConfigError, match="does not fit the model"):
+        with pytest.raises(ConfigError):
             stored.load(other)

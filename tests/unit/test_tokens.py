@@ -112,7 +112,7 @@ def test_a_service_that_others_reach_starts_only_with_tokens(host: str, loopback
     if loopback:
         assert keyring_for("the service", host, "auto") is None
         return
-    with pytest.raises(ConfigError, match=r"would listen on .* BAPO_ACCEPTED_TOKENS_FILE .*security.tokens = \"off\""):
+    with pytest.raises(ConfigError, match=r"BAPO_ACCEPTED_TOKENS_FILE .*security\.tokens"):
         keyring_for("the service", host, "auto")
     assert keyring_for("the service", host, "off") is None
 

@@ -138,7 +138,7 @@ def test_another_project_gets_all_rows_as_a_new_run(run: RunDirectory) -> None:
 def test_a_damaged_note_of_what_was_sent_is_an_error_and_not_a_second_sending(run: RunDirectory) -> None:
     follow(run, Service())
     (run.path / "service" / "sent.json").write_text("{")
-    with pytest.raises(RecordError, match=r"sent\.json is damaged.*delete it"):
+    with pytest.raises(RecordError, match=r"sent\.json"):
         follow(run, Service())
 
 
@@ -146,7 +146,7 @@ def test_two_processes_never_send_a_run_to_one_tracker(run: RunDirectory, monkey
     monkeypatch.setattr("services.trackers.sender.load_tracker", lambda name, tracked: Service())
     first = send_run(run, "service", TrackingConfig(), {}, lambda seconds: True)
     assert next(first) == 3
-    with pytest.raises(ConfigError, match="another process is already sending"):
+    with pytest.raises(ConfigError, match="already sending"):
         next(send_run(run, "service", TrackingConfig(), {}, lambda seconds: True))
     assert list(first) == []
 
@@ -170,7 +170,7 @@ def test_an_unknown_tracker_and_a_missing_package_are_named(tmp_path: Path, monk
     with pytest.raises(ConfigError, match=r"tracker 'wanbd'.*did you mean 'wandb'"):
         load_tracker("wanbd", tracked)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"'wandb' requires the package wandb .*: pip install wandb"):
+    with pytest.raises(ConfigError, match="pip install wandb"):
         load_tracker("wandb", tracked)
 
 
@@ -183,7 +183,7 @@ def test_mlflow_needs_a_database_only_where_no_server_is_named(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sqlalchemy" else sys)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with pytest.raises(ConfigError, match="no module sqlalchemy") if is_refused else nullcontext():
+    with pytest.raises(ConfigError, match="sqlalchemy") if is_refused else nullcontext():
         refuse_unusable(["mlflow"], TrackingConfig(offline=offline))
 
 
@@ -204,13 +204,13 @@ def test_wandb_without_a_login_is_refused_before_the_run_starts(
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"HOME": str(tmp_path)} | variables).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"has no API key.*wandb login") if is_refused else nullcontext():
+    with pytest.raises(ConfigError, match="wandb login") if is_refused else nullcontext():
         refuse_unusable(["wandb"], TrackingConfig(offline=offline))
 
 
 def test_one_name_from_the_command_line_is_a_list_and_the_same_name_twice_is_refused() -> None:
     assert load_config([], ["--tracking.to", "wandb"]).tracking.to == ("wandb",)
-    with pytest.raises(ConfigError, match="lists a tracker twice"):
+    with pytest.raises(ConfigError, match="twice"):
         load_config([], ["--tracking.to", '["wandb", "wandb"]'])
 
 

@@ -55,7 +55,7 @@ def test_a_standstill_may_end_the_run(clock: Clock) -> None:
     watchdog = make_watchdog(clock, stall_ends_run=True)
     watchdog.poll(1, str)
     clock.now += 30.0
-    with pytest.raises(DeadlineError, match=r"no progress for 30 s .*: nobody knows"):
+    with pytest.raises(DeadlineError, match="nobody knows"):
         watchdog.poll(1, lambda: "nobody knows")
 
 

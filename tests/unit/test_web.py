@@ -149,7 +149,7 @@ def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) 
 def test_the_prompts_of_a_buffer_are_those_that_are_in_it_now(view: RunView) -> None:
     # `hard` had 1 of 4 in step 2, more than c1; only a re-evaluation takes it out of B_bad again.
     assert {p["id"] for p in told(view, "prompts", table="bad")["prompts"]} == {"hard", "zero"}
-    with pytest.raises(ContractError, match="table must be bad, high or empty"):
+    with pytest.raises(ContractError, match="table"):
         told(view, "prompts", table="worse")
 
 
@@ -198,7 +198,7 @@ def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_to
 
 @pytest.mark.parametrize(("endpoint", "noun"), [("prompt", "prompt"), ("group", "group")])
 def test_an_unknown_id_is_refused(view: RunView, endpoint: str, noun: str) -> None:
-    with pytest.raises(ContractError, match=f"no step of run mine has read a {noun} 'nobody'"):
+    with pytest.raises(ContractError, match="nobody"):
         told(view, endpoint, id="nobody")
 
 
