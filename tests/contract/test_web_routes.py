@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from bapo.cli.app import app
+from bapo.core.errors import ConfigError
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.view import RunFolder
@@ -153,10 +154,9 @@ def test_where_tokens_are_on_files_are_open_and_numbers_are_not(run: RunDirector
 def test_a_report_is_the_page_in_the_run_directory_and_of_nothing_there_is_none(
     run: RunDirectory, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "bapo.cli", "report"]
-    said = subprocess.run([*command, str(run.path)], check=True, capture_output=True, text=True).stdout
-    assert said.startswith(f"{run.report_path} (")
+    assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
     assert "importmap" in run.report_path.read_text(encoding="utf-8")
     empty = RunDirectory.create(tmp_path / "empty", run.config_path.read_text())
-    refused = subprocess.run([*command, str(empty.path)], check=False, capture_output=True, text=True)
-    assert (refused.returncode, "no finished step" in refused.stderr) == (2, True)
+    refused = CliRunner().invoke(app, ["report", str(empty.path)]).exception
+    assert isinstance(refused, ConfigError)
+    assert "no finished step" in str(refused)

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from bapo.tasks.countdown import BASE_MODEL_BUCKETS, Problem, prompt_of  # noqa: E402  # noqa: E402
-from models.evaluate_base_model import summary  # noqa: E402
 from models.sampler import sample_groups  # noqa: E402
 from models.sft_data import IGNORE, Curriculum, batches, examples, num_tokens  # noqa: E402
 from models.tokenizer import build_tokenizer, check_round_trips  # noqa: E402
@@ -72,20 +71,6 @@ def test_the_shipped_folder_is_small_and_says_how_it_stops() -> None:
     assert (config["dtype"], config["tie_word_embeddings"], config["vocab_size"]) == ("float32", False, 218)
     for ids in (config, generation):
         assert (ids["pad_token_id"], ids["eos_token_id"], ids["bos_token_id"]) == (0, 1, 2)
-
-
-def test_the_shipped_model_leaves_room_to_learn(shipped: tuple[Any, Any]) -> None:
-    """40 held-out problems with 8 responses: standard errors of about 0.04 and 0.03 around the card's figures."""
-    task = make_task(num_held_out=40, held_out=["cd3", "cd4"])
-    accuracy = {}
-    for split in task.held_out_splits:
-        generator = torch.Generator().manual_seed(0)
-        groups = sample_groups(
-            *shipped, task, task.prompts(split), group_size=8, max_new_tokens=64, generator=generator
-        )
-        accuracy[split] = summary(groups)["accuracy"]
-    assert 0.25 < accuracy["cd3"] < 0.7
-    assert 0.04 < accuracy["cd4"] < 0.3
 
 
 def test_the_sampler_with_its_cache_agrees_with_the_library_and_stops_at_the_end(shipped: tuple[Any, Any]) -> None:

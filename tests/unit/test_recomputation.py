@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from learner.distributed.sharding import decoder_layers
-from learner.model.layers import LayerOptions, _Kept, checkpoints_activations, prepare_layers
+from learner.model.layers import _Kept, checkpoints_activations
 from learner.model.policy import Policy
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy
@@ -115,23 +113,3 @@ def test_what_a_layer_keeps_is_counted_without_its_weights_and_once() -> None:
         layer(hidden)
     # The input, and the output of the sigmoid, which it and the second product keep: 5 x 8 float32 each.
     assert kept.bytes == 2 * 5 * 8 * 4
-
-
-def test_compiled_layers_give_the_same_losses_with_one_set_of_graphs_and_break_at_the_attention_alone(
-    model_path: Path, tmp_path: Path
-) -> None:
-    """With recomputation, as on a GPU. 3 s of tracing."""
-    torch.compiler.reset()
-    counters.clear()
-    config = learner_config(model_path, learner={"microbatch_tokens": 64}, loss={"ratio_mode": "direct"})
-    found = []
-    for compiled in (False, True):
-        policy = tiny_policy(config)
-        prepare_layers(policy, LayerOptions(recompute=compiled, compiled=compiled), backend="aot_eager")
-        updater = make_updater(config, policy, tmp_path)
-        reports = [updater.run(random_batch(step=step)) for step in (1, 2)]
-        found.append([[result.loss, result.grad_norm] for report in reports for result in report.minibatches])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
-    # The layer and its attention module, each before and behind the attention; for all layers and micro-batches.
-    assert counters["stats"]["unique_graphs"] == 4
-    assert all("packed_attention" in reason for reason in counters["graph_break"])

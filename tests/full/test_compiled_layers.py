@@ -1,0 +1,32 @@
+"""Compiled layers give the same losses: 10 s of tracing by torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch._dynamo.utils import counters
+
+from learner.model.layers import LayerOptions, prepare_layers
+from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy
+
+
+def test_compiled_layers_give_the_same_losses_with_one_set_of_graphs_and_break_at_the_attention_alone(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """With recomputation, as on a GPU. 3 s of tracing."""
+    torch.compiler.reset()
+    counters.clear()
+    config = learner_config(model_path, learner={"microbatch_tokens": 64}, loss={"ratio_mode": "direct"})
+    found = []
+    for compiled in (False, True):
+        policy = tiny_policy(config)
+        prepare_layers(policy, LayerOptions(recompute=compiled, compiled=compiled), backend="aot_eager")
+        updater = make_updater(config, policy, tmp_path)
+        reports = [updater.run(random_batch(step=step)) for step in (1, 2)]
+        found.append([[result.loss, result.grad_norm] for report in reports for result in report.minibatches])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+    # The layer and its attention module, each before and behind the attention; for all layers and micro-batches.
+    assert counters["stats"]["unique_graphs"] == 4
+    assert all("packed_attention" in reason for reason in counters["graph_break"])
