@@ -89,17 +89,6 @@ def test_batches_and_tables_survive_redis_and_service(durable: RedisServer) -> N
         assert client.status().fresh_ready == 2
 
 
-def test_calls_go_on_while_redis_restarts(durable: RedisServer) -> None:
-    with serving(new_store(durable.url), small_config()) as client:
-        client.enqueue(requests_of(0, 2), cursor=2)
-        durable.kill()
-        threading.Timer(0.5, durable.start).start()
-        started = time.monotonic()
-        assert client.status().queued["fresh"] == 2
-        assert time.monotonic() - started > 0.3
-        assert len(client.claim("w", limit=9, policy_version=1)) == 2
-
-
 def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str) -> None:
     store = new_store(redis_url, max_attempts=2)
     fresh = requests_of(0, 4)

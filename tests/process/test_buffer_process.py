@@ -151,18 +151,6 @@ def error_of(call: Callable[[], object]) -> BaseException | None:
     return None
 
 
-def test_it_goes_on_where_a_killed_one_stopped(run: RunDirectory, redis_url: str) -> None:
-    with started(run, "--redis-url", redis_url) as (process, client):
-        client.enqueue([make_request()], cursor=1)
-        client.claim("w", limit=1, policy_version=1)
-        process.kill()
-        process.wait()
-    (run.path / "ports" / "buffer_service").unlink()
-    with started(run, "--redis-url", redis_url) as (_, client):
-        assert client.status().leased["fresh"] == 1
-        assert client.renew("w", ["g-p"]) == ["g-p"]
-
-
 def test_a_service_that_is_killed_between_lease_and_answer_gives_the_same_requests_again(
     run: RunDirectory, redis_url: str
 ) -> None:

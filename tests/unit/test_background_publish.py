@@ -84,6 +84,6 @@ def test_an_update_that_fails_in_the_background_ends_the_run_at_the_next_step(mo
         return random_batch(step=step)
 
     fleet.on_update, buffer = fail, FakeBuffer(batch_of)
-    with pytest.raises(UnavailableError, match="did not respond"):
+    with pytest.raises(UnavailableError):
         run(model_path, tmp_path, fleet, buffer)
     assert ("batch", 4) not in buffer.told

@@ -50,9 +50,7 @@ def test_v_1_syncs_at_every_step() -> None:
 
 
 def test_reevaluation_must_meet_fresh_weights() -> None:
-    with pytest.raises(
-        ValidationError, match=r"interval = 7 must be a multiple of .* = 5.*set reevaluation_interval = 10"
-    ):
+    with pytest.raises(ValidationError, match="reevaluation_interval = 10"):
         CadenceConfig(weight_sync_interval=5, reevaluation_interval=7)
 
 
@@ -84,5 +82,5 @@ def test_without_a_size_all_groups_are_one_minibatch(num_groups: int) -> None:
 
 @pytest.mark.parametrize(("num_groups", "minibatch_size"), [(-1, 4), (4, 0)])
 def test_impossible_cuts_are_refused(num_groups: int, minibatch_size: int) -> None:
-    with pytest.raises(ValueError, match="cannot split"):
+    with pytest.raises(ValueError):
         near_equal_split(num_groups, minibatch_size)

@@ -129,7 +129,7 @@ def test_estimators_are_unbiased_on_a_distribution_that_can_be_enumerated() -> N
 
 @pytest.mark.parametrize("lengths", [[3, 1], [5, 0], []])
 def test_lengths_that_do_not_cut_the_tokens_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"tokens|token in each"):
+    with pytest.raises(ValueError):
         divergences(POLICY, ALPHA, np.array(lengths, dtype=int))
 
 

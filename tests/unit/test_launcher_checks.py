@@ -67,9 +67,7 @@ def test_fewer_prompts_than_a_batch_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["http", "redis+sentinel"])
 def test_another_scheme_is_no_redis_url(tmp_path: Path, scheme: str) -> None:
     config = make_config(tmp_path, buffer={"port": 0, "redis_url": f"{scheme}://127.0.0.1:26379/mymaster"})
-    with pytest.raises(
-        ConfigError, match=re.escape(f"{scheme!r}, which is not redis, rediss or unix; use a single primary")
-    ):
+    with pytest.raises(ConfigError, match=re.escape(repr(scheme))):
         preflight(Situation(config=config))
 
 

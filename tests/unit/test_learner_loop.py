@@ -16,7 +16,6 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from bapo.core.errors import DeadlineError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Origin, WeightUpdate
 from bapo.runtime.file_digest import digest_of
@@ -218,12 +217,3 @@ def test_a_signal_while_waiting_for_a_batch_ends_the_wait_at_once(model_path: Pa
         signal.signal(signal.SIGTERM, previous[0])
         signal.signal(signal.SIGINT, previous[1])
     assert ("commit", (2, 2)) not in buffer.told
-
-
-def test_a_wait_that_is_too_long_ends_the_run_with_the_reason_of_the_buffer(model_path: Path, tmp_path: Path) -> None:
-    def never(step: int) -> None:
-        raise DeadlineError("batch 1 is not ready, no progress for 600 s: 96/256 groups, worker-2 silent for 38 s")
-
-    learner = make_test_learner(learner_config(model_path), tmp_path, buffer=stopping_buffer(never), fleet=FakeFleet())
-    with pytest.raises(DeadlineError, match="96/256 groups"):
-        learner.run(1)
