@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -79,3 +80,18 @@ def test_ranks_that_start_again_meet_where_they_met_before_and_nobody_else_can_t
         ends = [end_of(rank) for rank in start_by_hand(run, peers, "--restart", meeting=meeting)]
     assert [code for code, _ in ends] == [0, 0], ends
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
+def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(
+    tmp_path: Path, peers: Peers
+) -> None:
+    run = make_run(tmp_path, learner={"num_ranks": 2})
+    peers.withheld.add(2)
+    process = learner_process.start(run, peers, "--restart", environment=environment_of_no_rank())
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
+        process.send_signal(signal.SIGTERM)
+    finally:
+        code, log = end_of(process)
+    assert code == 143, log
+    assert "SIGTERM while waiting; resume with --resume" in log

@@ -94,20 +94,6 @@ def test_the_doctor_finds_a_sound_machine_sound(tmp_path: Path) -> None:
     assert found["redis starts"]["status"] == "ok"
 
 
-def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_that_loses_text(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    write_tiny_model(model)
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    # Character by character: "->" becomes "-" and an unknown ">".
-    tokenizer["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    code, found = doctor(tmp_path, "--task.reward", "tests.support.bad_rewards:raises")
-    assert code == 2
-    assert {name for name, row in found.items() if row["status"] == "fail"} == {"gold answers", "tokenizer"}
-    assert "raised RuntimeError: the verifier fell over" in found["gold answers"]["detail"]
-    assert "changes the prompt" in found["tokenizer"]["detail"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [

@@ -47,18 +47,3 @@ def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: P
     assert code == 0, log
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     assert run.latest_checkpoint() == 3
-
-
-def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(
-    tmp_path: Path, peers: Peers
-) -> None:
-    run = make_run(tmp_path, learner={"num_ranks": 2})
-    peers.withheld.add(2)
-    process = start(run, peers, "--restart")
-    try:
-        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
-        process.send_signal(signal.SIGTERM)
-    finally:
-        code, log = end_of(process)
-    assert code == 143, log
-    assert "SIGTERM while waiting; resume with --resume" in log
