@@ -26,7 +26,8 @@ import msgpack
 import msgspec
 
 from bapo.config.load import load_config
-from bapo.core.codec import pack_group, request_map
+from bapo.core.codec import pack_group
+from bapo.core.json_values import to_map
 from bapo.core.types import Group, Prompt, Purpose, RolloutRequest
 from bapo.runtime.vision import vision_model
 from contrib.geometry.task import GeometryOptions, GeometryTask
@@ -75,10 +76,10 @@ def sizes(task: GeometryTask, prompt: Prompt, group: Group) -> dict[str, int]:
     model = vision_model("models/geometry-tiny")
     assert model is not None
     request = requests_of([prompt], GROUP_SIZE)[0]
-    plain = replace(request, prompt=msgspec.structs.replace(prompt, images=()))
+    plain = msgspec.structs.replace(request, prompt=msgspec.structs.replace(prompt, images=()))
     return {
-        "request": len(msgpack.packb(request_map(request))),
-        "request_without_image": len(msgpack.packb(request_map(plain))),
+        "request": len(msgpack.packb(to_map(request))),
+        "request_without_image": len(msgpack.packb(to_map(plain))),
         "group": len(pack_group(replace(group, prompt=prompt))),
         "group_without_image": len(pack_group(replace(group, prompt=plain.prompt))),
         "image_file": len(task.image(prompt.images[0])),

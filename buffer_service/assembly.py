@@ -21,6 +21,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.registry import learns
@@ -117,7 +119,7 @@ class Assembler:
     def _replacement(self, record: GroupRecord, request: RolloutRequest, step: int) -> Replacement:
         return Replacement(
             result=record.result(None, Reason.STALE, birth=step),
-            request=replace(
+            request=msgspec.structs.replace(
                 request,
                 request_id=repeated_id(request.request_id),
                 min_version=max(request.min_version, self._config.cadence.min_version(step)),
@@ -182,7 +184,7 @@ class Assembler:
 
 def _with_next_id(item: Replacement) -> Replacement:
     """The same replacement with the next id, because this id is in use."""
-    return replace(item, request=replace(item.request, request_id=repeated_id(item.request.request_id)))
+    return replace(item, request=msgspec.structs.replace(item.request, request_id=repeated_id(item.request.request_id)))
 
 
 def repeated_id(request_id: str) -> str:

@@ -15,16 +15,13 @@ from bapo.core.call_limits import MAX_GROUPS
 from bapo.core.codec import PushedGroup, read_group_header
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.frames import declared_bytes, head_digest
+from bapo.core.types import NAME, PROMPT_ID
 from buffer_service.state import Incoming, record_of
 from buffer_service.store.redis.store import RedisStore
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
-"""Ids of groups and workers; the same as `schemas.Name` for JSON."""
-LABEL = re.compile(f"({NAME.pattern})?")
+_NAME, _LABEL, _PROMPT_ID = re.compile(NAME), re.compile(f"({NAME})?"), re.compile(PROMPT_ID)
 KNOWN_S = 1.0
 """How long a version is cached as published: another service may restore a state with lower versions."""
-PROMPT_ID = re.compile(r"[!-~]{1,128}")
-"""No spaces: ids are part of the space-separated string that compares a group with its request."""
 FRAME_NAME = re.compile("[0-9a-f]{32}")
 DIGEST = re.compile("[0-9a-f]{32}")
 
@@ -93,9 +90,9 @@ class Ingest:
 
 def _check_names(group: Incoming) -> None:
     record = group.record
-    if not (NAME.fullmatch(record.group_id) and NAME.fullmatch(record.worker_id)):
+    if not (_NAME.fullmatch(record.group_id) and _NAME.fullmatch(record.worker_id)):
         message = f"group id {record.group_id!r:.200} or worker id {record.worker_id!r:.200} is not a plain name"
         raise ContractError(message, Refusal.NAME)
-    if not (PROMPT_ID.fullmatch(record.prompt_id) and LABEL.fullmatch(record.label)):
+    if not (_PROMPT_ID.fullmatch(record.prompt_id) and _LABEL.fullmatch(record.label)):
         message = f"prompt id {record.prompt_id!r:.200} or label {record.label!r:.200} is not a plain name"
         raise ContractError(message, Refusal.NAME)

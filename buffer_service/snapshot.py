@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
+import re
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,8 @@ from typing import Annotated
 import msgspec
 
 from bapo.core.call_limits import in_parts
-from bapo.core.codec import require_answer
 from bapo.core.errors import ContractError, UnavailableError
-from bapo.core.types import Count, Prompt
-from buffer_service.ingest import LABEL, NAME, PROMPT_ID
+from bapo.core.types import NAME, PROMPT_ID, Count, Prompt
 from buffer_service.state import GroupRecord, prompt_digest
 from buffer_service.store.redis.store import FRAMES_AT_ONCE, RedisStore
 from buffer_service.store.run_image import Image
@@ -114,11 +112,6 @@ def _frames(image: Image, group_ids: Sequence[str], content: memoryview) -> list
 # A snapshot's checksum detects damage but does not authenticate its author: it may come from another machine. So an
 # image is validated before the run that it replaces is touched: by its types, and by the following checks.
 
-STEPS = 1 << 21
-"""As `schemas.Version`: queue scores have 21 bits for a step."""
-COUNTS = 1 << 53
-"""Lua represents numbers as doubles."""
-
 
 class _Composition(msgspec.Struct):
     """The fields of a composition that the service itself reads."""
@@ -137,51 +130,25 @@ def require_image(image: Image) -> None:
             msgspec.convert(line, _Composition)
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(f"snapshot has a malformed composition: {error}"[:500]) from error
-    _require_numbers(image)
     _require_names(image)
     _require_records(image)
-
-
-def _require_numbers(image: Image) -> None:
-    """Check bounds that the types of requests and table entries do not express."""
-    progress, tables, requests = image.progress, image.tables, image.requests
-    steps = [
-        *(progress.step, progress.policy_version),
-        *(step for request in requests for step in (request.step, request.min_version)),
-        *(entry.birth for entry in tables.bad),
-        *(step for stat in tables.high for step in (stat.birth, stat.policy_version)),
-        *(number for extra in tables.extra_rounds for number in (extra.step, extra.round)),
-    ]
-    counts = [
-        *(number for request in requests for number in (request.group_size - 1, request.attempts)),
-        *(entry.attempts for entry in tables.bad),
-    ]
-    rewards = [
-        *(entry.mu for entry in tables.bad),
-        *(reward for stat in tables.high for reward in (stat.reward_sum, *stat.rewards)),
-    ]
-    for what, numbers, end in (("step", steps, STEPS), ("count", counts, COUNTS), ("reward", rewards, math.inf)):
-        for number in numbers:
-            if not 0 <= number < end:  # also true for NaN
-                raise ContractError(f"snapshot has {what} {number}, must be in [0, {end})")
 
 
 def _require_names(image: Image) -> None:
     records = image.all_records.values()
     prompts: list[Prompt] = [*image.bad_prompts.values(), *(request.prompt for request in image.requests)]
     for prompt in prompts:
-        require_answer(prompt.answer)
         prompt_digest(prompt)  # refuses an answer that is not JSON
-    names = [*image.references, *(r.worker_id for r in records), *(r.request_id for r in image.requests)]
+    names = [*image.references, *(record.worker_id for record in records)]
     prompt_ids = [
         *(prompt.prompt_id for prompt in prompts),
         *(record.prompt_id for record in records),
         *(entry.prompt_id for entry in image.tables.bad),
         *(stat.prompt_id for stat in image.tables.high),
     ]
-    labels = [*(record.label for record in records), *(request.label for request in image.requests)]
-    for pattern, given in ((NAME, names), (PROMPT_ID, prompt_ids), (LABEL, labels)):
-        wrong = next((name for name in given if not pattern.fullmatch(name)), None)
+    labels = [record.label for record in records]
+    for pattern, given in ((NAME, names), (PROMPT_ID, prompt_ids), (f"({NAME})?", labels)):
+        wrong = next((name for name in given if not re.fullmatch(pattern, name)), None)
         if wrong is not None:
             raise ContractError(f"snapshot has an invalid id: {wrong!r:.200}")
 

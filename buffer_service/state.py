@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 from bapo.core.batch_items import Kind
 from bapo.core.codec import GroupHeader
 from bapo.core.errors import ContractError, Refusal
-from bapo.core.json_values import plain_number
+from bapo.core.json_values import plain_value
 from bapo.core.types import (
     Count,
     GroupResult,
@@ -329,7 +329,7 @@ def prompt_digest(prompt: Prompt) -> str:
     """
     parts = [prompt.text, prompt.task, prompt.answer, *([prompt.images] if prompt.images else [])]
     try:
-        content = json.dumps(parts, sort_keys=True, default=plain_number)
+        content = json.dumps(parts, sort_keys=True, default=plain_value)
     except (TypeError, ValueError) as error:
         raise ContractError(f"prompt {prompt.prompt_id}: its answer is not JSON: {error}", Refusal.HEADER) from error
     return xxh3_64_hexdigest(content.encode())

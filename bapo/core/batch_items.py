@@ -13,23 +13,41 @@ a list with one boolean per row.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError
 from bapo.core.sequences import group_columns, sequences_of
-from bapo.core.types import PER_RESPONSE, BatchEntry, Group, Origin
+from bapo.core.types import PER_RESPONSE, BatchEntry, Count, Group, Origin
 
 ITEMS = "items"
 BAD_FRAME = "bad_frame"
 """Reason of a group with a corrupt frame, which is in no batch."""
-KINDS = ("rl", "sft")
+
+Rows = tuple[int, ...]
+Kind = Literal["rl", "sft"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Selection = tuple[Count, Rows | None, bool | list[bool]]
+"""Frame, rows (None: all), replayed."""
+
+
+class BatchHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The header of a batch frame, as it is stored."""
+
+    step: int
+    origins: list[Origin]
+    items: list[tuple[Kind, Finite, Annotated[list[Selection], Meta(min_length=1)]]] | None = None
+    r_tot: Finite
+    facts: dict[str, int | Finite]
+    results: list[dict[str, Any]]
 
 
 def frame_order(items: Sequence[Item]) -> tuple[str, ...]:
@@ -67,19 +85,27 @@ def entry_fields(entries: Sequence[BatchEntry]) -> dict[str, Any]:
     return {"origins": origins, ITEMS: rows}
 
 
-def entries_of(header: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[BatchEntry]:
+def entries_of(header: BatchHeader, groups: Sequence[Group]) -> Iterator[BatchEntry]:
     """The entries that a batch's header makes of its groups. Raises: ContractError."""
-    origins, items = header["origins"], header.get(ITEMS)
-    where = f"batch {header['step']}"
+    origins, items = header.origins, header.items
+    where = f"batch {header.step}"
     if len(origins) != len(groups if items is None else items):
         what = f"{len(groups)} groups" if items is None else f"{len(items)} items"
         raise ContractError(f"{where}: {len(origins)} origins but {what}")
     if items is None:
-        for name, group in zip(origins, groups, strict=True):
-            yield BatchEntry(origin=_origin(name), group=group)
+        yield from (BatchEntry(origin=origin, group=group) for origin, group in zip(origins, groups, strict=True))
         return
-    for name, item in zip(origins, items, strict=True):
-        yield _entry(where, _origin(name), item, groups)
+    for origin, (kind, weight, selections) in zip(origins, items, strict=True):
+        try:
+            parts = [(groups[place], rows) for place, rows, _ in selections]
+            replayed = [_replayed(word, part) for (*_, word), part in zip(selections, parts, strict=True)]
+        except (ValueError, IndexError) as error:
+            raise ContractError(f"{where}: an item is malformed: {selections!r:.200}") from error
+        group = parts[0][0]
+        if len(parts) > 1 or parts[0][1] is not None:
+            named = tuple(Part(group_id=group.group_id, rows=rows) for group, rows in parts)
+            group = joined(Item(origin=origin, parts=named).item_id, parts)
+        yield BatchEntry(origin=origin, group=group, kind=kind, weight=weight, replayed=np.concatenate(replayed))
 
 
 def without_groups(header: Mapping[str, Any], group_ids: Sequence[str], bad: Collection[str]) -> dict[str, Any]:
@@ -108,54 +134,12 @@ def _untrained(result: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "origin": None, "reason": BAD_FRAME}
 
 
-def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> BatchEntry:
-    try:
-        kind, weight, rows = item
-        parts = [_part(frame, chosen, groups) for frame, chosen, _ in rows]
-        replayed = [_replayed(word, part) for (_, _, word), part in zip(rows, parts, strict=True)]
-    except (TypeError, ValueError, IndexError) as error:
-        raise ContractError(f"{where}: an item is malformed: {item!r:.200}") from error
-    if kind not in KINDS or not isinstance(weight, int | float) or not math.isfinite(weight) or not parts:
-        raise ContractError(f"{where}: an item is malformed: {item!r:.200}")
-    if len(parts) == 1 and parts[0][1] is None:
-        group = parts[0][0]
-    else:
-        named = tuple(Part(group_id=group.group_id, rows=chosen) for group, chosen in parts)
-        group = joined(Item(origin=origin, parts=named).item_id, parts)
-    return BatchEntry(
-        origin=origin,
-        group=group,
-        kind=cast(Kind, kind),
-        weight=float(weight),
-        replayed=np.concatenate(replayed),
-    )
-
-
-def _part(frame: Any, rows: Any, groups: Sequence[Group]) -> tuple[Group, Rows | None]:
-    if not isinstance(frame, int) or not 0 <= frame < len(groups):
-        raise ValueError(f"unknown frame {frame!r}")
-    if rows is not None and not all(isinstance(row, int) for row in rows):
-        raise ValueError(f"rows {rows!r}")
-    return groups[frame], None if rows is None else tuple(rows)
-
-
 def _replayed(word: Any, part: tuple[Group, Rows | None]) -> NDArray[np.bool_]:
     group, rows = part
     size = group.size if rows is None else len(rows)
     if isinstance(word, list) and len(word) != size:
         raise ValueError(f"{len(word)} words for {size} rows")
     return np.broadcast_to(np.array(word, dtype=np.bool_), (size,))
-
-
-def _origin(name: Any) -> Origin:
-    try:
-        return Origin(name)
-    except ValueError as error:
-        raise ContractError(f"unknown origin {name!r}") from error
-
-
-Rows = tuple[int, ...]
-Kind = Literal["rl", "sft"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,16 +7,15 @@ All numbers are little-endian. What the header and the body of a kind hold is in
 
 from __future__ import annotations
 
-import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import msgpack
+import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from bapo.core.errors import ContractError, Refusal
-from bapo.core.json_values import plain_number
+from bapo.core.json_values import T, plain_value
 
 MAGIC = b"BAPO"
 FORMAT = 1
@@ -32,29 +31,21 @@ MAX_GROUP_HEADER_BYTES = 1 << 20
 maps, one byte each) become objects of 64 bytes."""
 MAX_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
 """Of text and answer of a prompt that is asked for: the rest is for ids and 17 bytes of each of 4,096 responses."""
-MAX_DEPTH = 32
-"""Levels of maps and lists in a header: a prompt's answer is the only part that has any depth."""
 MAX_BODY_BYTES = (1 << 32) - 1
 """A batch of 256 groups of 8 x 8192 tokens is 134 MB."""
 
 
-def _pack(header: Mapping[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(header, default=plain_number)
-    return packed
+pack = msgspec.msgpack.Encoder(enc_hook=plain_value).encode
+_MAP = msgspec.msgpack.Decoder(dict[str, Any])
 
 
-def frame_start(
-    kind: int,
-    header: Mapping[str, Any],
-    num_body_bytes: int,
-    encode: Callable[[Mapping[str, Any]], bytes] = _pack,
-) -> bytes:
-    """Everything of a frame but its body. `encode` makes msgpack of the header.
+def frame_start(kind: int, header: Any, num_body_bytes: int) -> bytes:
+    """Everything of a frame but its body. `header`: a map, or a struct.
 
     Raises: ContractError when the header holds something that msgpack has no word for, or the frame is too large.
     """
     try:
-        packed = encode(header)
+        packed = pack(header)
     except (TypeError, ValueError, OverflowError) as error:
         raise ContractError(f"frame header cannot be packed: {error}; it must be JSON with 64-bit integers") from error
     _refuse_large(len(packed), num_body_bytes)
@@ -67,10 +58,7 @@ def open_frame(frame: bytes | memoryview, kind: int) -> tuple[dict[str, Any], me
     Raises: ContractError.
     """
     packed, body = frame_parts(frame, kind)
-    header = unpack_plain(packed)
-    if not isinstance(header, dict):
-        raise ContractError("frame header is not a map", Refusal.HEADER)
-    return header, body
+    return unpacked(packed, _MAP), body
 
 
 def frame_parts(frame: bytes | memoryview, kind: int) -> tuple[memoryview, memoryview]:
@@ -87,12 +75,12 @@ def frame_parts(frame: bytes | memoryview, kind: int) -> tuple[memoryview, memor
     return packed, view[len(head) :]
 
 
-def unpack_plain(packed: memoryview) -> Any:
-    """One value of a header. Raises: ContractError."""
+def unpacked(packed: bytes | memoryview, decoder: msgspec.msgpack.Decoder[T], what: str = "frame header") -> T:
+    """The value in these bytes. Raises: ContractError."""
     try:
-        return msgpack.unpackb(packed, max_ext_len=0)
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise ContractError(f"frame header is not msgpack: {error!r}"[:200], Refusal.HEADER) from error
+        return decoder.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractError(f"{what}: {error}"[:200], Refusal.HEADER) from error
 
 
 def frame_head(frame: bytes | memoryview) -> memoryview:
@@ -177,25 +165,3 @@ def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
             f"frame of {num_header_bytes} + {num_body_bytes} bytes, the limit is {MAX_HEADER_BYTES} + {MAX_BODY_BYTES}",
             Refusal.FRAME,
         )
-
-
-_NESTED = (dict, list)
-_DEEPER = (dict, list, float)
-"""Tuples, because `dict | list` builds a union at every check."""
-
-
-def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
-    """Refuse what JSON and msgpack cannot both carry: numbers that are not finite, and maps and lists inside each other
-    beyond `depth` levels.
-
-    Raises: ContractError.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ContractError(f"{what} contains {value}, which is not JSON", Refusal.HEADER)
-    if not isinstance(value, _NESTED):
-        return
-    if depth == 0:
-        raise ContractError(f"{what} is nested deeper than {MAX_DEPTH} levels", Refusal.HEADER)
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, _DEEPER):
-            require_plain(item, what, depth - 1)

@@ -18,7 +18,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from bapo.core.call_limits import MAX_RESPONSES
 from bapo.core.errors import ContractError, Refusal
+from bapo.core.json_values import require_plain
 from bapo.core.token_arrays import Float32s, Int32s, require_spans, require_tokens, versions_of
 
 
@@ -28,6 +30,15 @@ class Purpose(StrEnum):
     FRESH = "fresh"
     REEVALUATE = "reevaluate"
     EVALUATE = "evaluate"
+
+
+def purpose_of(word: Any) -> Purpose:
+    """Raises: ContractError that names the words that there are."""
+    try:
+        return Purpose(word)
+    except ValueError as error:
+        known = ", ".join(Purpose)
+        raise ContractError(f"invalid purpose {word!r:.100}, must be one of {known}", Refusal.HEADER) from error
 
 
 class Origin(StrEnum):
@@ -47,6 +58,23 @@ class Outcome(IntEnum):
     """Not sampled: a solution of the task, graded like a response. Its rollout log-probs are 0 (LUFFY: pi_phi = 1)."""
 
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}"
+"""Ids of requests, groups and workers, which are in Redis keys and arguments of scripts: no spaces, no braces."""
+_END = r"$(?!\n)"
+"""`$` alone also matches before a line break, and JavaScript, which reads these patterns too, has no `\\Z`."""
+Name = Annotated[str, Meta(pattern=f"^{NAME}{_END}")]
+Label = Annotated[str, Meta(pattern=f"^({NAME})?{_END}")]
+PROMPT_ID = r"[!-~]{1,128}"
+"""No spaces: ids are part of the space-separated string that compares a group with its request."""
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""Lua has doubles for numbers."""
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Version = Annotated[int, Meta(ge=0, lt=2**21)]
+"""Versions and steps: queue scores have 21 bits for them."""
+
+
 IMAGE = "<image>"
 """Placeholder of an image in a prompt's text."""
 IMAGE_DIGEST = "^[0-9a-f]{64}$"
@@ -58,8 +86,9 @@ ImageDigests = Annotated[
 ]
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt x and its run-wide identity u_i (eq. 4)."""
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A prompt x and its run-wide identity u_i (eq. 4). Raises ContractError for an answer that is not a map of JSON
+    values."""
 
     prompt_id: str
     """Stable hash of the content: the same problem has the same id in every epoch, run and split."""
@@ -72,9 +101,18 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: ImageDigests = ()
     """sha256 of each image file, one per `<image>` in the text, in order; the files are RUN/images/<digest>."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.answer, Mapping):
+            found = type(self.answer).__name__
+            raise ContractError(
+                f"prompt {self.prompt_id}: the answer must be a map, for example {{'answer': '42'}}, or {{}} if there "
+                f"is none; got {found}",
+                Refusal.HEADER,
+            )
+        require_plain(self.answer, f"prompt {self.prompt_id}: its answer")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRequest:
+
+class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for one group.
 
     QUEUED --claim--> LEASED --push of the group--> DONE
@@ -82,33 +120,45 @@ class RolloutRequest:
        +--lease over, worker dead, or group failed (at most `max_attempts` times, then DROPPED)
     """
 
-    request_id: str
+    request_id: Name
     """Deterministic, so that enqueueing is idempotent; also the group's `group_id`."""
     prompt: Prompt
-    group_size: int
+    group_size: Annotated[int, Meta(ge=1, le=MAX_RESPONSES)]
     """G: how many responses."""
     purpose: Purpose
-    step: int
+    step: Version
     """Planned learner step (evaluate: the policy version to evaluate)."""
-    min_version: int
+    min_version: Version
     """Workers with an older policy do not get this request."""
-    label: str = ""
+    label: Label = ""
     """Which evaluation it belongs to; empty for training."""
-    attempts: int = 0
+    attempts: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """How often it was handed out before."""
-    temperature: float | None = None
-    top_p: float | None = None
-    max_response_tokens: int | None = None
+    temperature: Annotated[float, Meta(gt=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_response_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     """How an evaluation samples; None: as `rollout` says. What trains is always sampled so."""
 
+    def __post_init__(self) -> None:
+        purpose_of(self.purpose)
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    @property
+    def problem(self) -> str:
+        """Why no buffer issues such a request; empty if it does."""
+        if self.purpose is Purpose.EVALUATE:
+            return "" if self.label else "an evaluation needs a label, by which it is collected and deleted"
+        if (self.temperature, self.top_p, self.max_response_tokens) != (None, None, None):
+            return "only an evaluation may be sampled otherwise than its run"
+        return "" if self.group_size >= 2 else f"group_size must be at least 2, got {self.group_size}"
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Wall-clock timing of one group, in seconds."""
 
-    claimed_at: float
+    claimed_at: Seconds
     """Unix time of the claim."""
-    sample_s: float
-    grade_s: float
+    sample_s: Seconds
+    grade_s: Seconds
 
 
 _NO_NUMBERS = "OSUmMc"
@@ -240,16 +290,16 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
 
     group_id: str
     prompt_id: str
-    policy_version: int
-    size: int
+    policy_version: Version
+    size: Count
     """G: sampled responses; an expert's are not among them."""
-    reward_sum: float
+    reward_sum: Annotated[float, Meta(ge=0)]
     """k: sum of the rewards of the sampled responses (number of correct ones for rewards in {0, 1})."""
     homogeneous: bool
     """All G rewards are equal (`are_equal`): zero advantage."""
-    birth: int = 0
+    birth: Version = 0
     """Step whose assembly saw the group first; 0 before that."""
-    rewards: tuple[float, ...] = ()
+    rewards: tuple[Share, ...] = ()
     """Of every row, an expert's too."""
     outcomes: bytes = b""
     """Values of `Outcome`, one byte per row."""
@@ -307,11 +357,11 @@ class HardPrompt:
     """An entry of B_bad. Only the prompt is reused, so no responses are stored."""
 
     prompt_id: str
-    birth: int
+    birth: Version
     """Step whose assembly inserted it."""
-    mu: float
+    mu: Share
     """Mean reward of the group that put it here, or of the newest re-evaluation that left it here."""
-    attempts: int = 0
+    attempts: Count = 0
     """Number of re-evaluations so far, all without success."""
 
 
@@ -339,12 +389,6 @@ class BatchEntry:
         """[G] rows that no policy sampled."""
         rows: NDArray[np.bool_] = self.group.outcomes == Outcome.EXPERT
         return rows
-
-
-Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
-Version = Annotated[int, Meta(ge=0, le=2**21)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,13 +449,12 @@ class Batch:
     """Every group read by this assembly, trained or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Progress of the learner. The values never decrease."""
 
-    step: int
+    step: Version
     """Step that the learner has started."""
-    policy_version: int
+    policy_version: Version
     """Last published version (version t = weights at the start of step t)."""
 
 

@@ -42,14 +42,13 @@ from bapo.core.codec import (
     pack_push,
     read_group_header,
     request_from_map,
-    request_map,
     unpack_batch,
     unpack_group,
     unpack_pull,
 )
 from bapo.core.errors import ContractError, DeadlineError, FrameError, FullError, UnavailableError
 from bapo.core.frames import frame_digest, frame_head, split_frames
-from bapo.core.json_values import Json, to_json
+from bapo.core.json_values import Json, from_map, to_json, to_map
 from bapo.core.success_counts import SuccessCounts, unpack_kept_state, unpack_packed_list, unpack_success_counts
 from bapo.core.types import Batch, Group, HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Token
@@ -145,7 +144,7 @@ class BufferClient:
             spares: how many of the cursor are beyond B per step; stored with it.
         Returns: how many were new.
         """
-        sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
+        sent = [to_json(to_map(request), f"request {request.request_id}") for request in requests]
         end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
         for part in in_parts_by_size(sent, MAX_REQUESTS, MAX_REQUEST_BYTES, len) if cursor is None else [sent]:
@@ -254,12 +253,11 @@ class BufferClient:
         if seen_step is not None:
             query["seen_step"] = str(seen_step)
         fields = self._service.call("GET", "/progress", query=query, wait_s=wait_s).json()
-        return Progress(step=fields["step"], policy_version=fields["policy_version"])
+        return from_map(fields, Progress, "progress")
 
     def report_progress(self, progress: Progress) -> None:
         """Report the learner's step and version. They never decrease: lower values are ignored."""
-        body = {"step": progress.step, "policy_version": progress.policy_version}
-        self._service.call("PUT", "/progress", body=body)
+        self._service.call("PUT", "/progress", body=to_map(progress))
 
     # -- hard prompts and evaluation --------------------------------------------------------------------------
 
@@ -270,7 +268,7 @@ class BufferClient:
 
     def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None:
         """Issue the re-evaluation round of step `step`, once: a second call of the same step does nothing."""
-        body = {"requests": [request_map(request) for request in requests]}
+        body = {"requests": [to_map(request) for request in requests]}
         self._service.call("POST", f"/reevaluations/{step}", body=body)
 
     def compositions(self, *, limit: int) -> list[dict[str, Any]]:

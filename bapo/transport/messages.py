@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from bapo.core.codec import prompt_from_map, prompt_map
-from bapo.core.errors import ContractError
-from bapo.core.types import HardPrompt, Prompt, Purpose
+from bapo.core.json_values import from_map, to_map
+from bapo.core.types import HardPrompt, Prompt, Purpose, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +24,8 @@ class WorkerLeases:
 class ExtraRound:
     """Another round of fresh groups for a step whose batch has too few groups with a gradient (DAPO)."""
 
-    step: int
-    round: int
+    step: Version
+    round: Version
     """From 2."""
     first: int
     """Index of its first prompt among all that extra rounds have requested."""
@@ -118,31 +117,15 @@ class BufferStatus:
 
 def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:
     """One entry of B_bad with its prompt as JSON values."""
-    return {**asdict(entry), "prompt": prompt_map(prompt)}
+    return {**to_map(entry), "prompt": to_map(prompt)}
 
 
 def hard_prompt_from_map(values: Mapping[str, Any]) -> tuple[HardPrompt, Prompt]:
     """Inverse of `hard_prompt_map`. Raises: ContractError."""
-    rest = dict(values)
-    try:
-        prompt = prompt_from_map(rest.pop("prompt"))
-        return HardPrompt(**rest), prompt
-    except (KeyError, TypeError) as error:
-        raise ContractError(f"hard prompt is malformed: {error!r}") from error
-
-
-def status_map(status: BufferStatus) -> dict[str, Any]:
-    return asdict(status)
+    what = "hard prompt"
+    return from_map(values, HardPrompt, what), from_map(values.get("prompt"), Prompt, what)
 
 
 def status_from_map(values: Mapping[str, Any]) -> BufferStatus:
-    """Inverse of `status_map`; keys that a newer service adds are ignored. Raises: ContractError."""
-    known = {field.name for field in fields(BufferStatus)}
-    try:
-        rest = {key: value for key, value in values.items() if key in known}
-        rest["workers"] = {worker: WorkerLeases(**leases) for worker, leases in values["workers"].items()}
-        rest["reevaluation_rounds"] = {int(step): left for step, left in values["reevaluation_rounds"].items()}
-        rest["extra_rounds"] = tuple(ExtraRound(**extra) for extra in values.get("extra_rounds", ()))
-        return BufferStatus(**rest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ContractError(f"buffer status is malformed: {error!r}") from error
+    """Inverse of `to_map`; keys that a newer service adds are ignored. Raises: ContractError."""
+    return from_map(values, BufferStatus, "buffer status")

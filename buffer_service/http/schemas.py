@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from bapo.core.call_limits import MAX_RENEWALS, MAX_REQUESTS, MAX_RESPONSES
-from bapo.core.errors import ContractError
-from bapo.core.frames import MAX_PROMPT_BYTES, require_plain
+from bapo.core.call_limits import MAX_RENEWALS, MAX_REQUESTS
+from bapo.core.codec import request_from_map, require_carried
 from bapo.core.text import plain
-from bapo.core.types import IMAGE_DIGEST, MAX_IMAGES, Prompt, Purpose, RolloutRequest
+from bapo.core.types import NAME, PROMPT_ID, Progress, RolloutRequest
+from bapo.transport.bodies import Message
 from buffer_service.store.redis.frame_access import FrameLogin
-from buffer_service.store.redis.rows import pack
 
 
 def _whole_text(text: str) -> str:
@@ -24,9 +23,7 @@ def _whole_text(text: str) -> str:
     return text
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
-"""Ids used in Redis keys and script arguments: no spaces, no braces."""
-Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 FrameName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """Name of a frame that no push has referenced yet: too long to guess."""
 Nonce = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]{1,64}-[0-9]{1,15})?$")]
@@ -34,7 +31,7 @@ Text = Annotated[str, AfterValidator(_whole_text)]
 MAX_DETAIL_CHARS = 2000
 Detail = Annotated[Text, AfterValidator(lambda text: plain(text[:MAX_DETAIL_CHARS]))]
 """For log lines and terminals. Truncated, not rejected: a failure report should never fail itself."""
-PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
+PromptId = Annotated[str, StringConstraints(pattern=f"^{PROMPT_ID}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
 """Versions and steps: queue scores have 21 bits for them."""
 Wait = Annotated[float, Field(ge=0, le=60)]
@@ -52,87 +49,14 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class PromptBody(Body):
-    """A prompt."""
-
-    prompt_id: PromptId
-    text: Text
-    task: Text
-    answer: dict[str, Any]
-    images: list[Annotated[str, StringConstraints(pattern=IMAGE_DIGEST)]] = Field([], max_length=MAX_IMAGES)
-    """sha256 of its image files."""
-
-    @model_validator(mode="after")
-    def can_be_stored_and_answered(self) -> Self:
-        try:
-            require_plain(self.answer, "its answer")
-            size = len(self.text.encode()) + len(pack(self.answer))  # refuses integers beyond 64 bits, broken text
-        except ContractError as error:
-            raise ValueError(f"prompt {self.prompt_id}: {error}") from error
-        if size > MAX_PROMPT_BYTES:
-            raise ValueError(
-                f"prompt {self.prompt_id} has {size} bytes of text and answer, more than {MAX_PROMPT_BYTES}: "
-                "every group of the prompt repeats them"
-            )
-        return self
+def _asked(values: Any) -> RolloutRequest:
+    request = request_from_map(values)
+    require_carried(request.prompt)
+    return request
 
 
-class RequestBody(Body):
-    """Request for one group."""
-
-    model_config = example(
-        request_id="fresh-00000012",
-        prompt={
-            "prompt_id": "9f2c41d0",
-            "text": "3,5,2->13:",
-            "task": "countdown",
-            "answer": {"numbers": [3, 5, 2], "target": 13},
-        },
-        group_size=8,
-        purpose="fresh",
-        step=1,
-        min_version=1,
-    )
-
-    request_id: Name
-    """Also the id of the group; enqueueing it again has no effect, and is refused with another prompt."""
-    prompt: PromptBody
-    group_size: int = Field(ge=1, le=MAX_RESPONSES)
-    purpose: Annotated[Purpose, Field(strict=False)]  # JSON contains its name
-    step: Version
-    min_version: Version
-    """Workers with older weights do not get it."""
-    label: Label = ""
-    attempts: int = Field(0, ge=0, lt=1 << 31)
-    temperature: float | None = Field(None, gt=0)
-    """How an evaluation samples; null: as the workers' configuration says."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_response_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-
-    @model_validator(mode="after")
-    def only_evaluations_are_sampled_otherwise(self) -> Self:
-        own = (self.temperature, self.top_p, self.max_response_tokens)
-        if self.purpose is not Purpose.EVALUATE and own != (None, None, None):
-            raise ValueError(f"request {self.request_id}: only an evaluation may be sampled otherwise than its run")
-        return self
-
-    @model_validator(mode="after")
-    def only_evaluations_are_of_one_response(self) -> Self:
-        if self.purpose is not Purpose.EVALUATE and self.group_size < 2:
-            raise ValueError(f"request {self.request_id}: group_size must be at least 2, got {self.group_size}")
-        return self
-
-    @model_validator(mode="after")
-    def evaluations_have_a_label(self) -> Self:
-        if self.purpose is Purpose.EVALUATE and not self.label:
-            raise ValueError(f"request {self.request_id} has no label: evaluations are collected and deleted by label")
-        return self
-
-    def to_request(self) -> RolloutRequest:
-        """Convert to a RolloutRequest."""
-        fields = self.model_dump(exclude={"prompt", "purpose"})
-        prompt = self.prompt.model_dump() | {"images": tuple(self.prompt.images)}
-        return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**prompt))
+Request = Annotated[RolloutRequest, Message(_asked)]
+Position = Annotated[Progress, Message()]
 
 
 def _at_most(most: int, instead: str = "split them into several calls") -> BeforeValidator:
@@ -147,14 +71,36 @@ def _at_most(most: int, instead: str = "split them into several calls") -> Befor
 
 
 _AS_MANY = Field(max_length=MAX_REQUESTS)
-Requests = Annotated[list[RequestBody], _AS_MANY, _at_most(MAX_REQUESTS)]
-Round = Annotated[list[RequestBody], _AS_MANY, _at_most(MAX_REQUESTS, "a round is one call, re-evaluate fewer prompts")]
+Requests = Annotated[list[Request], _AS_MANY, _at_most(MAX_REQUESTS)]
+Round = Annotated[list[Request], _AS_MANY, _at_most(MAX_REQUESTS, "a round is one call, re-evaluate fewer prompts")]
 
 
 class EnqueueBody(Body):
     """Requests, the total number of fresh requests so far including these, and how many of those are spares."""
 
+    model_config = example(
+        requests=[
+            {
+                "request_id": "fresh-00000012",
+                "prompt": {
+                    "prompt_id": "9f2c41d0",
+                    "text": "3,5,2->13:",
+                    "task": "countdown",
+                    "answer": {"numbers": [3, 5, 2], "target": 13},
+                },
+                "group_size": 8,
+                "purpose": "fresh",
+                "step": 1,
+                "min_version": 1,
+            }
+        ],
+        cursor=13,
+    )
+
     requests: Requests
+    """The id of a request is also that of its group; enqueueing it again has no effect, and is refused with another
+    prompt. Workers with weights older than `min_version` do not get it. `temperature`, `top_p` and
+    `max_response_tokens` say how an evaluation samples; null: as the workers' configuration says."""
     cursor: int | None = Field(None, ge=0, lt=1 << 53)
     spares: int | None = Field(None, ge=0, lt=1 << 53)
 
@@ -212,15 +158,6 @@ class CommitBody(Body):
     checkpointed: Version
 
 
-class ProgressBody(Body):
-    """Progress of the learner."""
-
-    model_config = example(step=7, policy_version=5)
-
-    step: Version
-    policy_version: Version
-
-
 class ResumeBody(Body):
     """The checkpoint to resume after."""
 
@@ -233,7 +170,7 @@ class ResumeBody(Body):
 class RequestsAnswer(Body):
     """Leased requests."""
 
-    requests: list[RequestBody]
+    requests: list[Request]
 
 
 class AcceptedAnswer(Body):

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from bapo.core.errors import GradingError
@@ -44,7 +45,7 @@ class WithExpert:
         """Raises: as of the program; NoExpertError; GradingError."""
         if request.purpose is Purpose.EVALUATE:
             return await self._program.run(request)
-        rollout = await self._program.run(replace(request, group_size=request.group_size - 1))
+        rollout = await self._program.run(msgspec.structs.replace(request, group_size=request.group_size - 1))
         text = await asyncio.to_thread(self._solution, request.prompt)
         if text is None:
             raise NoExpertError(f"task {request.prompt.task!r} has no solution for prompt {request.prompt.prompt_id}")

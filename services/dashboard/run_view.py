@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ContractError
+from bapo.core.json_values import to_map
 from bapo.core.types import GroupResult
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.run_directory.files import Lines
@@ -29,7 +30,6 @@ from bapo.runtime.run_directory.recording import RecordedStep
 from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url
-from bapo.transport.messages import status_map
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class LiveBuffer:
         try:
             client = self._connected()
             batches = client.compositions(limit=MAX_BATCHES)[::-1] if with_batches else []
-            return {"status": status_map(client.status()), "batches": batches}
+            return {"status": to_map(client.status()), "batches": batches}
         except BapoError as error:
             log.debug("the buffer did not respond: %s", error)
             return None

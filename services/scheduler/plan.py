@@ -20,8 +20,8 @@ from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.uniform import DataOrder
 from bapo.config.tree import Config
 from bapo.core.call_limits import MAX_REQUEST_BYTES, MAX_REQUESTS, in_parts_by_size
-from bapo.core.codec import request_map
 from bapo.core.errors import ConfigError
+from bapo.core.json_values import to_map
 from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound
@@ -163,7 +163,7 @@ class FreshPlan:
 
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
     """The longest prefix that fits in one call: MAX_REQUESTS, and MAX_REQUEST_BYTES unless the first has more."""
-    sent = (json.dumps(request_map(request)).encode() for request in requests)
+    sent = (json.dumps(to_map(request)).encode() for request in requests)
     return requests[: len(next(in_parts_by_size(sent, MAX_REQUESTS, MAX_REQUEST_BYTES, len)))]
 
 

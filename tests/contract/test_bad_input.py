@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import urllib3
 
-from bapo.core.codec import pack_group, request_map
+from bapo.core.codec import pack_group
 from bapo.core.errors import ContractError
-from bapo.core.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
+from bapo.core.frames import KIND_GROUP, PREFIX, frame_start, open_frame
+from bapo.core.json_values import MAX_DEPTH, to_map
 from bapo.core.types import Group, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
@@ -278,7 +279,7 @@ def test_a_list_that_is_too_long_is_refused_and_says_by_how_much(
 
 
 def request_json(**changes: Any) -> dict[str, Any]:
-    fields = request_map(make_request(prompt_id="new"))
+    fields = to_map(make_request(prompt_id="new"))
     return {**fields, **changes}
 
 
@@ -350,12 +351,16 @@ def test_token_ids_that_do_not_fit_are_refused_where_they_are_packed() -> None:
 
 def test_a_prompt_that_no_group_could_repeat_is_refused_when_it_is_asked_for(client: BufferClient) -> None:
     """A group's header, which holds the prompt, has room for 1 MiB: whoever claimed it could never push."""
-    long = replace(REQUEST, request_id="long", prompt=msgspec.structs.replace(REQUEST.prompt, text="x" * 1_000_000))
-    with pytest.raises(ContractError, match=r"prompt p has 1000\d+ bytes of text and answer, more than 917504"):
+    long = msgspec.structs.replace(
+        REQUEST, request_id="long", prompt=msgspec.structs.replace(REQUEST.prompt, text="x" * 1_000_000)
+    )
+    with pytest.raises(ContractError, match=r"prompt 'p' has 1000\d+ bytes with .* more than 917504"):
         client.enqueue([make_request(request_id="beside-it"), long])
     text = "\u6570" * 300_000  # three bytes each
     other = make_request(prompt_id="other").prompt
-    fits = replace(REQUEST, request_id="fits", group_size=4096, prompt=msgspec.structs.replace(other, text=text))
+    fits = msgspec.structs.replace(
+        REQUEST, request_id="fits", group_size=4096, prompt=msgspec.structs.replace(other, text=text)
+    )
     assert client.enqueue([fits]) == 1
     assert client.claim("w", limit=9, policy_version=1)[-1] == fits
     assert client.push([pack_group(answer(fits, "1" * 4096))]) == {"fits": "stored"}
@@ -364,7 +369,7 @@ def test_a_prompt_that_no_group_could_repeat_is_refused_when_it_is_asked_for(cli
 def test_an_evaluation_without_a_label_is_refused(client: BufferClient) -> None:
     """Nobody could collect or forget it."""
     nameless = make_request(request_id="nameless", purpose=Purpose.EVALUATE)
-    with pytest.raises(ContractError, match="request nameless has no label"):
+    with pytest.raises(ContractError, match="request nameless: an evaluation needs a label"):
         client.enqueue([nameless])
     assert client.status().evaluations == {}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -249,7 +249,7 @@ def test_segments_that_are_damaged_or_another_requests_are_not_used(start: Start
     (path,) = tmp_path.iterdir()
     files = SegmentFiles(tmp_path)
     for other in ({"prompt": make_prompt(prompt_id="q")}, {"group_size": 4}):
-        assert files.load(replace(REQUEST, **other)) is None
+        assert files.load(msgspec.structs.replace(REQUEST, **other)) is None
     frame = path.read_bytes()
     for damaged in (b"", frame[:-4], frame[:40], b"x" * len(frame)):
         path.write_bytes(damaged)

@@ -6,14 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 import urllib3
 
-from bapo.core.codec import pack_group, request_map
+from bapo.core.codec import pack_group
 from bapo.core.errors import ContractError, DeadlineError, UnavailableError
+from bapo.core.json_values import to_map
 from bapo.core.types import Origin, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import POLL_S, BufferClient
@@ -56,7 +56,7 @@ def fill(client: BufferClient, *names: str, rewards: str = "11000000", step: int
 
 def test_an_id_that_stands_for_two_prompts_is_refused_and_a_repeat_is_not(client: BufferClient) -> None:
     first, again = make_request(prompt_id="two", request_id="r1"), make_request(prompt_id="two", request_id="r2")
-    other = replace(again, prompt=msgspec.structs.replace(again.prompt, text="another text"))
+    other = msgspec.structs.replace(again, prompt=msgspec.structs.replace(again.prompt, text="another text"))
     with pytest.raises(ContractError, match="two"):
         client.enqueue([first, other])
     assert client.enqueue([first]) == 1, "nothing of a refused call was kept"
@@ -275,7 +275,7 @@ def test_a_snapshot_restores_the_run(client: BufferClient) -> None:
         ("POST", "/batches/1?wait_s=3600", None),
         ("GET", "/batches?limit=100000", None),
         ("GET", "/frames/never", None),
-        ("POST", "/requests", {"requests": [request_map(make_request(prompt_id="two words"))]}),
+        ("POST", "/requests", {"requests": [to_map(make_request(prompt_id="two words"))]}),
     ],
 )
 def test_what_breaks_the_contract_is_answered_with_422_and_a_name(
@@ -323,7 +323,11 @@ def test_the_description_covers_every_route_with_an_example_or_a_schema(client: 
     ] == []
     assert "application/octet-stream" in paths["/groups"]["post"]["requestBody"]["content"]
     assert "application/octet-stream" in paths["/batches/{step}"]["post"]["responses"]["200"]["content"]
-    assert description["components"]["schemas"]["RequestBody"]["examples"][0]["request_id"] == "fresh-00000012"
+    assert description["components"]["schemas"]["EnqueueBody"]["examples"][0]["cursor"] == 13
+    request = description["components"]["schemas"]["EnqueueBody"]["properties"]["requests"]["items"]
+    assert request["required"] == ["request_id", "prompt", "group_size", "purpose", "step", "min_version"]
+    assert request["properties"]["purpose"]["enum"] == ["evaluate", "fresh", "reevaluate"]
+    assert request["properties"]["prompt"]["properties"]["answer"] == {"type": "object"}
 
 
 def test_the_service_ends_at_once_with_long_polls_open(make_store: Callable[..., RedisStore]) -> None:

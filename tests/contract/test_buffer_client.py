@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
-from bapo.core.codec import pack_group, request_from_map, request_map
+from bapo.core.codec import pack_group, request_from_map
 from bapo.core.errors import (
     AccessError,
     BapoError,
@@ -23,9 +23,10 @@ from bapo.core.errors import (
     StorageError,
     UnavailableError,
 )
+from bapo.core.json_values import to_map
 from bapo.core.types import Progress, Purpose
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.messages import status_from_map, status_map
+from bapo.transport.messages import status_from_map
 from tests.support.buffer import STATUS
 from tests.support.factories import make_group, make_prompt, make_request
 
@@ -205,19 +206,19 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     # A request has about 300 bytes, a long one more than 2,000.
     monkeypatch.setattr("bapo.transport.buffer_client.MAX_REQUEST_BYTES", 650)
     long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
-    client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])
+    client.enqueue([*requests, msgspec.structs.replace(requests[0], prompt=long), *requests[:2]])
     assert scripted.calls[8:] == ["POST /requests"] * 5  # ab, cd, e, f alone, ab
 
 
 def test_requests_and_status_survive_their_way_through_json() -> None:
     request = make_request(purpose=Purpose.EVALUATE, step=3, min_version=2, label="held_out@2", attempts=1)
-    assert request_from_map(json.loads(json.dumps(request_map(request)))) == request
-    assert status_from_map(json.loads(json.dumps(status_map(STATUS)))) == STATUS
-    assert status_from_map({**status_map(STATUS), "added_later": 1}) == STATUS
+    assert request_from_map(json.loads(json.dumps(to_map(request)))) == request
+    assert status_from_map(json.loads(json.dumps(to_map(STATUS)))) == STATUS
+    assert status_from_map({**to_map(STATUS), "added_later": 1}) == STATUS
 
 
 def test_a_malformed_status_is_a_contract_error() -> None:
-    values = status_map(replace(STATUS, workers={}))
+    values = to_map(replace(STATUS, workers={}))
     for key in ("workers", "step"):
         with pytest.raises(ContractError):
             status_from_map({name: value for name, value in values.items() if name != key})

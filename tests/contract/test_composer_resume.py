@@ -18,7 +18,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch_frames, pack_group, unpack_batch, unpack_pull
-from bapo.core.types import Batch, Prompt, Purpose, RolloutRequest
+from bapo.core.types import Batch, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.recording import read_recording
@@ -77,7 +77,7 @@ class Peers:
 
     def step(self, step: int) -> Any:
         """What identifies the batch of a step: items, rows and tokens."""
-        self.service.store.report(replace(self.service.store.progress(), step=step, policy_version=step))
+        self.service.store.report(Progress(step=step, policy_version=step))
         if step % self.config.cadence.reevaluation_interval == 0:
             self._reevaluate(step)
         for _ in range(self.config.algorithm.max_rounds):
@@ -222,7 +222,7 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     peers = Peers(make_store(in_step_order=True), config)
     requests = peers.plan.due(peers.service.inspection.status())[:4]
     peers.service.enqueue(requests, 4, None)
-    peers.service.store.report(replace(peers.service.store.progress(), step=1, policy_version=1))
+    peers.service.store.report(Progress(step=1, policy_version=1))
     peers.service.claim("w", 9, 1)
     peers.service.push(push_body(peers.service, [pack_group(answer(request, "0000")) for request in requests]))
     assert peers.service.batch(1) is None

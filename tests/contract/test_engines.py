@@ -9,9 +9,9 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -86,7 +86,7 @@ def test_only_a_response_of_full_length_is_truncated(engine: Driven) -> None:
 
 
 def test_an_evaluation_may_have_a_temperature_and_a_length_of_its_own(engine: Driven) -> None:
-    request = replace(make_request(group_size=8), temperature=0.01, top_p=0.5, max_response_tokens=3)
+    request = msgspec.structs.replace(make_request(group_size=8), temperature=0.01, top_p=0.5, max_response_tokens=3)
     assert engine.finish([request])[0].lengths.max() <= 3
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
@@ -22,7 +22,7 @@ from bapo.runtime.run_directory.images import ImageFiles
 from bapo.tasks.base import make_prompt
 from bapo.tasks.images import Images, digest_of, keep_images
 from bapo.tasks.registry import load_task
-from buffer_service.http.schemas import RequestBody
+from buffer_service.http.schemas import EnqueueBody
 from buffer_service.state import prompt_digest
 from rollout_server.api import create_app
 from rollout_server.engines import scripted
@@ -63,7 +63,7 @@ def config_of(tmp_path: Path) -> Config:
 
 def request_of(*digests: str, request_id: str = "g") -> RolloutRequest:
     prompt = make_prompt("countdown", "<image>" * len(digests), {"numbers": [1], "target": 1}, images=digests)
-    return replace(make_request(request_id=request_id), prompt=prompt)
+    return msgspec.structs.replace(make_request(request_id=request_id), prompt=prompt)
 
 
 def test_a_host_with_the_run_directory_reads_it(tmp_path: Path, files: ImageFiles) -> None:
@@ -121,7 +121,7 @@ def test_a_group_whose_image_is_missing_fails_alone(tmp_path: Path, files: Image
 
 def test_a_request_with_images_is_another_one_than_without(tmp_path: Path) -> None:
     request = request_of(digest_of(RED))
-    fields = {
+    fields: Any = {
         "request_id": "g",
         "prompt": {
             "prompt_id": request.prompt.prompt_id,
@@ -135,12 +135,12 @@ def test_a_request_with_images_is_another_one_than_without(tmp_path: Path) -> No
         "step": 1,
         "min_version": 1,
     }
-    assert RequestBody.model_validate(fields).to_request() == request
+    assert EnqueueBody(requests=[fields]).requests == [request]
     blue = request_of(digest_of(BLUE)).prompt
     without = Prompt(prompt_id="p", text="<image>", task="countdown", answer={"numbers": [1], "target": 1})
     assert len({prompt_digest(request.prompt), prompt_digest(blue), prompt_digest(without)}) == 3
-    with pytest.raises(ValueError, match="pattern"):
-        RequestBody.model_validate(fields | {"prompt": {**fields["prompt"], "images": ["../x"]}})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"matching regex .* at `\$\.prompt\.images"):
+        EnqueueBody(requests=[fields | {"prompt": {**fields["prompt"], "images": ["../x"]}}])
 
 
 def test_the_images_of_a_task_are_kept_and_a_task_without_them_is_refused(tmp_path: Path) -> None:

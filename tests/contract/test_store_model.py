@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -190,7 +191,7 @@ class TwoBuffers(RuleBasedStateMachine):
     @rule(which=WHICH, change=st.sampled_from([{"step": 9}, {"label": "l3"}, {"group_size": 4}]))
     def push_what_was_not_asked(self, which: int, change: dict[str, Any]) -> None:
         request = self.asked.get(self.pick(which), make_request(prompt_id="never"))
-        wrong = replace(request, **change)
+        wrong = msgspec.structs.replace(request, **change)
         groups = [incoming(answer(r, "1" * r.group_size, 4)) for r in (request, wrong)]
         if request in [asked.request for asked in self.model.line]:
             self.both(lambda store: store.push(groups))
@@ -312,9 +313,11 @@ class TwoBuffers(RuleBasedStateMachine):
         """`taken`: the first of them is to get an id that somebody else has, or had."""
         records = self.both(lambda store: view_of(store, number)).fresh[:: -1 if reverse else 1]
         requests = self.requests_of(records)
-        again = [replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests]
+        again = [
+            msgspec.structs.replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests
+        ]
         if again and taken is not None and self.pick(taken) not in [r.request_id for r in requests]:
-            again[0] = replace(again[0], request_id=self.pick(taken))
+            again[0] = msgspec.structs.replace(again[0], request_id=self.pick(taken))
         results = [record.result(None, "stale", 1) for record in records]
         items = [Replacement(result=result, request=request) for result, request in zip(results, again, strict=True)]
         for _ in range(1 + twice):

@@ -131,7 +131,9 @@ def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig:
 
 
 def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of_the_run(rig: Rig) -> None:
-    rig.calls.submit(replace(make_request(prompt_id="cold", group_size=8), temperature=1e-4), max_tokens=4)
+    rig.calls.submit(
+        msgspec.structs.replace(make_request(prompt_id="cold", group_size=8), temperature=1e-4), max_tokens=4
+    )
     rig.calls.submit(make_request(prompt_id="warm", group_size=8), max_tokens=4)
     cold, warm = sorted(rig.finish(), key=lambda group: group.group_id)
     assert len(set(map(tuple, np.split(cold.token_ids, np.cumsum(cold.lengths)[:-1])))) == 1
@@ -214,7 +216,7 @@ def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) 
     request = make_request(group_size=4)
     prompt = msgspec.structs.replace(request.prompt, text=",".join(map(str, range(10, 44))) + "->80:")
     for seed in (4, 40):
-        rig.calls.submit(replace(request, prompt=prompt))
+        rig.calls.submit(msgspec.structs.replace(request, prompt=prompt))
         (group,) = rig.finish()
         assert len(group.prompt_token_ids) > 2 * BLOCK_SIZE
         assert max(float(difference.max()) for difference in rig.differences([group])) < TOLERANCE
@@ -233,7 +235,7 @@ def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> N
 def test_a_request_that_vllm_refuses_is_refused_alone(rig: Rig, field: dict[str, Any]) -> None:
     rig.calls.submit(make_request(prompt_id="good"))
     with pytest.raises(ContractError):
-        rig.calls.submit(replace(make_request(prompt_id="bad"), **field))
+        rig.calls.submit(msgspec.structs.replace(make_request(prompt_id="bad"), **field))
     rig.calls.submit(make_request(prompt_id="after"))
     assert len(rig.finish()) == 2
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,7 +69,7 @@ class Rig:
         return make_prompt("countdown", "<image>" * 7 + "->80:,", {}, images=[digest] * 7)
 
     def request(self, prompt: Prompt, request_id: str, group_size: int = 4) -> RolloutRequest:
-        return replace(make_request(request_id=request_id, group_size=group_size), prompt=prompt)
+        return msgspec.structs.replace(make_request(request_id=request_id, group_size=group_size), prompt=prompt)
 
     def sample(self, prompts: list[Prompt]) -> dict[str, Group]:
         for i, prompt in enumerate(prompts):

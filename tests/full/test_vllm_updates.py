@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def count(counted: Counted) -> None:
 
 def long_request(prompt_id: str) -> RolloutRequest:
     request = make_request(prompt_id=prompt_id, group_size=GROUP_SIZE)
-    return replace(request, prompt=msgspec.structs.replace(request.prompt, text=LONG_PROMPT))
+    return msgspec.structs.replace(request, prompt=msgspec.structs.replace(request.prompt, text=LONG_PROMPT))
 
 
 def fill(counted: Counted, num_groups: int, num_steps: int) -> None:

@@ -6,9 +6,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 import urllib3
@@ -106,7 +106,7 @@ def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str
     old = view_of(store, 1).fresh[0]
     (asked,) = store.fresh_requests([old.group_id])
     assert asked is not None
-    again = replace(asked, request_id="again")
+    again = msgspec.structs.replace(asked, request_id="again")
     store.replace_stale([Replacement(result=old.result(None, "stale", 1), request=again)])
     assert store.push([incoming(answer(again)), incoming(answer(round_5, version=5))]) == ["stored", "stored"]
     group_ids = [record.group_id for record in view_of(store, 9).fresh]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -48,7 +47,7 @@ def almost_full(disk: Path, left: int = LEFT_BYTES) -> Path:
 
 def requests_of(number: int, text: str = "") -> list[RolloutRequest]:
     prompts = [Prompt(prompt_id=f"p{i:03d}", text=text, task="sums", answer={}) for i in range(number)]
-    return [replace(make_request(request_id=f"f-{p.prompt_id}"), prompt=p) for p in prompts]
+    return [msgspec.structs.replace(make_request(request_id=f"f-{p.prompt_id}"), prompt=p) for p in prompts]
 
 
 def pushed(store: RedisStore, requests: list[RolloutRequest]) -> Iterator[str]:

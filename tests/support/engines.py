@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from bapo.config.tree import Config
@@ -29,7 +30,7 @@ class Driven:
         prompt = self.tokenization.encode_prompt(request.prompt)
         call = replace(completion_of(request, prompt, self.config), **changes)
         self.engine.add(call)
-        self.open[call.call_id] = replace(request, request_id=call.call_id)
+        self.open[call.call_id] = msgspec.structs.replace(request, request_id=call.call_id)
 
     def step(self) -> list[Group]:
         """One step; returns the groups that it has ended."""

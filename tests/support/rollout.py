@@ -16,8 +16,9 @@ from fastapi import FastAPI, Request
 from bapo.config.buffer import BufferConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.codec import request_map, unpack_group, unpack_push
+from bapo.core.codec import unpack_group, unpack_push
 from bapo.core.errors import UnavailableError
+from bapo.core.json_values import to_map
 from bapo.core.types import Canary, Group, Prompt, RolloutRequest, WeightUpdate
 from bapo.runtime.file_digest import digest_of
 from bapo.tasks.grading.pool import Grades
@@ -161,7 +162,7 @@ def buffer_app(buffer: MemoryBuffer) -> FastAPI:
         requests = buffer.claim(
             body["worker_id"], limit=body["limit"], policy_version=body["policy_version"], wait_s=body["wait_s"]
         )
-        return {"requests": [request_map(request) for request in requests]}
+        return {"requests": [to_map(request) for request in requests]}
 
     @app.post("/requests/claim/end", status_code=204)
     def end_claim(body: dict[str, Any]) -> None:

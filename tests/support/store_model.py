@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from bapo.core.errors import ContractError
 from bapo.core.types import GroupResult, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.state import (
@@ -191,7 +193,7 @@ class Model:
     def _lease(self, taken: Sequence[Asked]) -> list[RolloutRequest]:
         for asked in taken:
             asked.leased_at = self.now
-        return [replace(asked.request, attempts=asked.attempts) for asked in taken]
+        return [msgspec.structs.replace(asked.request, attempts=asked.attempts) for asked in taken]
 
     def renew(self, worker: str, request_ids: Sequence[str]) -> list[str]:
         self.hear(worker)
@@ -446,7 +448,7 @@ class Model:
             cursor=self.cursor,
             fresh_dropped=self.fresh_dropped,
             tables=self.tables,
-            open_requests=tuple(replace(asked.request, attempts=asked.attempts) for asked in order),
+            open_requests=tuple(msgspec.structs.replace(asked.request, attempts=asked.attempts) for asked in order),
             fresh=tuple(FreshGroup(record=self.records[i], request=r) for i, r in self.fresh_in_order),
             reevaluated=tuple(self.records[group_id] for group_id in self.reevaluated),
             records={group_id: self.records[group_id] for group_id in kept if group_id not in own},
@@ -466,7 +468,9 @@ class Model:
         records = image.all_records
         return replace(
             self,
-            line=[Asked(replace(request, attempts=0), request.attempts) for request in image.open_requests],
+            line=[
+                Asked(msgspec.structs.replace(request, attempts=0), request.attempts) for request in image.open_requests
+            ],
             settled=dict.fromkeys(image.references, image.tables.step),
             groups={
                 group_id: Pushed(record=records[group_id], frame_name="", frame=frame) for group_id, frame in frames

@@ -6,10 +6,21 @@ from typing import Any
 
 import pytest
 
-from bapo.core.batch_items import Item, Part, entries_of, frame_order, item_fields, joined, whole, without_groups
+from bapo.core.batch_items import (
+    BatchHeader,
+    Item,
+    Part,
+    entries_of,
+    frame_order,
+    item_fields,
+    joined,
+    whole,
+    without_groups,
+)
 from bapo.core.codec import pack_batch, pack_batch_frames, pack_group, read_group_header, unpack_batch
 from bapo.core.errors import ContractError
-from bapo.core.types import Origin, Outcome
+from bapo.core.json_values import from_map
+from bapo.core.types import BatchEntry, Group, Origin, Outcome
 from tests.support.factories import make_group, make_prompt
 
 PROMPT = make_prompt(prompt_id="p")
@@ -20,6 +31,10 @@ NEW = make_group(group_id="new", prompt=PROMPT, rewards="100", lengths=[1, 2, 1]
 def header_of(*items: Item, stored: set[str] | None = None) -> dict[str, Any]:
     numbers = {"step": 7, "r_tot": 0.5, "facts": {}, "results": []}
     return {**numbers, **item_fields(items, {"old"} if stored is None else stored)}
+
+
+def entries(header: dict[str, Any], *groups: Group) -> list[BatchEntry]:
+    return list(entries_of(from_map(header, BatchHeader, "batch header"), groups))
 
 
 def test_a_batch_of_whole_groups_has_origins_alone() -> None:
@@ -67,13 +82,13 @@ def test_rows_of_different_prompts_are_refused() -> None:
     ("items", "message"),
     [
         ([["rl", 1.0, [[0, None, False]]]], "2 origins but 1 items"),
-        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0]], "array` of length 3, got 2"),
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[2, None, False]]]], "an item is malformed"),
-        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[-1, None, False]]]], "an item is malformed"),
-        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, []]], "an item is malformed"),
-        ([["rl", 1.0, [[0, None, False]]], ["rest", 1.0, [[1, None, False]]]], "an item is malformed"),
-        ([["rl", 1.0, [[0, None, False]]], ["rl", float("nan"), [[1, None, False]]]], "an item is malformed"),
-        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, ["0"], False]]]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[-1, None, False]]]], "Expected `int` >= 0"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, []]], "array` of length >= 1"),
+        ([["rl", 1.0, [[0, None, False]]], ["rest", 1.0, [[1, None, False]]]], "Invalid enum value 'rest'"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", float("nan"), [[1, None, False]]]], "Expected `float` >= "),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, ["0"], False]]]], "Expected `int`, got `str`"),
         (
             [["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [3], False]]]],
             "references a missing row",
@@ -84,7 +99,7 @@ def test_rows_of_different_prompts_are_refused() -> None:
 )
 def test_a_damaged_header_is_refused(items: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
-        list(entries_of({"step": 7, "origins": ["x1", "x1"], "items": items}, [OLD, NEW]))
+        entries({"step": 7, "origins": ["x1", "x1"], "items": items, "r_tot": 0, "facts": {}, "results": []}, OLD, NEW)
 
 
 def test_a_batch_that_was_opened_is_packed_again_with_all_that_its_entries_say() -> None:
@@ -119,7 +134,7 @@ def test_a_batch_goes_on_without_a_bad_frame_and_the_items_that_need_it() -> Non
              for name in ("new", "old", "third", "other")]  # fmt: skip
     header = {**header_of(*items), "results": results}
     kept = without_groups(header, frame_order(items), {"old"})
-    (entry,) = entries_of(kept, [NEW, third])
+    (entry,) = entries(kept, NEW, third)
     assert entry.group is third
     told = {result["group_id"]: (result["origin"], result["reason"], "item" in result) for result in kept["results"]}
     assert told["new"] == told["old"] == (None, "bad_frame", False)
@@ -129,5 +144,5 @@ def test_a_batch_goes_on_without_a_bad_frame_and_the_items_that_need_it() -> Non
 def test_a_batch_of_whole_groups_goes_on_without_a_bad_frame() -> None:
     header = header_of(whole(Origin.X1, "new"), whole(Origin.X3, "old"))
     kept = without_groups(header, ["new", "old"], {"new"})
-    assert [(e.origin, e.group.group_id) for e in entries_of(kept, [OLD])] == [(Origin.X3, "old")]
-    assert list(entries_of(without_groups(header, ["new", "old"], {"new", "old"}), [])) == []
+    assert [(e.origin, e.group.group_id) for e in entries(kept, OLD)] == [(Origin.X3, "old")]
+    assert entries(without_groups(header, ["new", "old"], {"new", "old"})) == []

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bapo.core.codec import prompt_from_map, prompt_map
 from bapo.core.errors import ConfigError, ContractError, StorageError
+from bapo.core.json_values import from_map, to_map
 from bapo.core.types import Prompt
 from bapo.runtime.run_directory.images import ImageFiles, media_type
 from bapo.tasks.base import make_prompt
@@ -88,17 +88,17 @@ def test_a_prompt_without_images_has_the_id_and_the_bytes_of_before() -> None:
     prompt = make_prompt("t", "1+1?", {"answer": "2"})
     assert prompt.prompt_id == "81d73212381dd828"
     fields = {"prompt_id": prompt.prompt_id, "text": "1+1?", "task": "t", "answer": {"answer": "2"}}
-    assert prompt_map(prompt) == fields
+    assert to_map(prompt) == fields
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(prompt)) == fields
 
 
 def test_digests_travel_and_nothing_else_is_taken_for_one() -> None:
     prompt = make_prompt("t", "<image> and <image>", {}, images=[digest_of(RED), digest_of(BLUE)])
-    assert prompt_from_map(prompt_map(prompt)) == prompt
+    assert from_map(to_map(prompt), Prompt, "prompt") == prompt
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=Prompt) == prompt
     for wrong in (["../" + "a" * 61], ["A" * 64], ["a" * 64 + "\n"], "a" * 64, [7], ["a" * 64] * 65):
         with pytest.raises(ContractError):
-            prompt_from_map(prompt_map(prompt) | {"images": wrong})
+            from_map(to_map(prompt) | {"images": wrong}, Prompt, "prompt")
 
 
 def test_there_is_one_place_for_each_image() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from tests.support.factories import make_request
 
 
 def altered(request: RolloutRequest, **changes: Any) -> RolloutRequest:
-    return replace(request, prompt=msgspec.structs.replace(request.prompt, **changes))
+    return msgspec.structs.replace(request, prompt=msgspec.structs.replace(request.prompt, **changes))
 
 
 def texts(*stored: RolloutRequest) -> PromptTexts:

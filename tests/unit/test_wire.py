@@ -158,11 +158,10 @@ def test_a_header_is_read_without_its_body_being_looked_at() -> None:
     assert read_group_header(bytes(frame)).num_tokens == 8 * 8192
 
 
-@pytest.mark.parametrize("answer", [{"target": 2**70}, {"target": object()}, {"target": {1, 2}}])
-def test_an_answer_that_is_no_json_value_is_refused_when_packed(answer: dict[str, Any]) -> None:
-    prompt = Prompt(prompt_id="p", text="", task="countdown", answer=answer)
-    with pytest.raises(ContractError, match="cannot be packed"):
-        pack_group(make_group(prompt=prompt))
+@pytest.mark.parametrize("answer", [{"target": 2**70}, {"target": object()}, {"x": [{1, 2}]}, {"x": (float("nan"),)}])
+def test_an_answer_that_is_no_json_value_is_refused_when_its_prompt_is_made(answer: dict[str, Any]) -> None:
+    with pytest.raises(ContractError, match=r"^prompt p: its answer contains"):
+        Prompt(prompt_id="p", text="", task="countdown", answer=answer)
 
 
 def test_a_frame_that_no_peer_would_read_is_refused_when_packed() -> None:

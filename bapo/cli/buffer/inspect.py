@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bapo.cli.buffer.target import AsJson, BufferOrLatest, facts, make_console, print_json, reach, shown, size, table
-from bapo.transport.messages import BufferStatus, status_map
+from bapo.core.json_values import to_map
+from bapo.transport.messages import BufferStatus
 
 BATCH_COLUMNS = ("step", "x1", "x2", "x3", "r_tot", "c2", "c3", "num_bad", "num_high", "staleness_max")
 
@@ -21,7 +22,7 @@ def stats(buffer: BufferOrLatest = "latest", as_json: AsJson = False) -> None:
     with reach(buffer) as where:
         status, counters = where.client.status(), where.admin.counters()
     if as_json:
-        print_json({**status_map(status), "counters": counters})
+        print_json({**to_map(status), "counters": counters})
         return
     console = make_console()
     console.print(facts(list(_status_lines(status, where.url))))

@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 
 from bapo.config.tree import TaskConfig
-from bapo.core.codec import prompt_map
 from bapo.core.errors import ConfigError, GradingError
+from bapo.core.json_values import to_map
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Prompt
 from bapo.tasks.base import ROW
@@ -289,7 +289,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 def _question(prompt: Prompt, texts: Sequence[str] | None) -> bytes:
-    fields = prompt_map(prompt)
+    fields = to_map(prompt)
     return _packed({"prompt": fields} if texts is None else {"prompt": fields, "texts": list(texts)})
 
 

@@ -28,8 +28,8 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import msgpack
 
-from bapo.core.codec import prompt_from_map
 from bapo.core.errors import ConfigError
+from bapo.core.json_values import from_map
 from bapo.core.types import SAME_REWARD, Prompt
 from bapo.core.user_code import place_of
 from bapo.runtime.process import watch_parent
@@ -192,7 +192,7 @@ def main() -> None:
         return
     write_frame(answers, {"ready": True})
     while (request := read_frame(requests)) is not None:
-        prompt = prompt_from_map(request["prompt"])
+        prompt = from_map(request["prompt"], Prompt, "prompt")
         with ended_after(start["timeout_s"] + OVERTIME_S):
             if "texts" in request:
                 with share_of(start["timeout_s"], len(request["texts"])) as busy:

@@ -19,7 +19,7 @@ from buffer_service.http.schemas import (
     BadFramesAnswer,
     CommitBody,
     CommittedAnswer,
-    ProgressBody,
+    Position,
     ResumeBody,
     SuspectsBody,
     Version,
@@ -102,7 +102,7 @@ async def progress(
     request: Request,
     seen_step: Annotated[Version | None, Query()] = None,
     wait_s: Annotated[Wait, Query()] = 0.0,
-) -> ProgressBody:
+) -> Position:
     """Return the learner's progress; zeros before its first report. With `seen_step`, wait until its step differs."""
 
     def moved() -> Progress | None:
@@ -110,17 +110,15 @@ async def progress(
         return None if now.step == seen_step else now
 
     now = await here.progress.poll(moved, wait_s=wait_s, is_gone=request.is_disconnected)
-    if now is None:
-        now = await in_thread(here.service.store.progress)
-    return ProgressBody(step=now.step, policy_version=now.policy_version)
+    return await in_thread(here.service.store.progress) if now is None else now
 
 
 @router.put("/progress", status_code=204)
 @allow(Role.LEARNER)
-async def report(body: ProgressBody, here: Here, request: Request) -> None:
+async def report(body: Annotated[Position, Body()], here: Here, request: Request) -> None:
     """Report the learner's progress. Values never decrease: a lower one is ignored."""
     await refuse_gone(request)
-    await in_thread(here.service.store.report, Progress(step=body.step, policy_version=body.policy_version))
+    await in_thread(here.service.store.report, body)
     here.progress.wake()
     here.work.wake()  # a worker may already have the weights that are reported now
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
+from bapo.core.json_values import to_map
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import allow
-from bapo.transport.messages import status_map
 from buffer_service.http.context import Here
 from buffer_service.http.schemas import Page
 
@@ -23,7 +23,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 @allow(*Role)
 def status(here: Here) -> Response:
     """Return the status of the buffer: `bapo.transport.messages.BufferStatus`."""
-    return JSONResponse(status_map(here.service.inspection.status()))
+    return JSONResponse(to_map(here.service.inspection.status()))
 
 
 @router.get("/hard-prompts")

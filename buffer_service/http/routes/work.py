@@ -9,8 +9,8 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Scope
 
-from bapo.core.codec import request_map
 from bapo.core.errors import AccessError
+from bapo.core.json_values import to_map
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import ROLE, allow
@@ -47,9 +47,8 @@ FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": BINARY, "desc
 @allow(Role.SCHEDULER, Role.EVALUATOR)
 async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAnswer:
     """Enqueue requests; known ids and a cursor that does not increase are ignored."""
-    requests = [item.to_request() for item in body.requests]
-    refuse_training(request.scope, requests)
-    accepted = await in_thread(here.service.enqueue, requests, body.cursor, body.spares)
+    refuse_training(request.scope, body.requests)
+    accepted = await in_thread(here.service.enqueue, body.requests, body.cursor, body.spares)
     here.work.wake()
     return AcceptedAnswer(accepted=accepted)
 
@@ -58,8 +57,7 @@ async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAn
 @allow(Role.SCHEDULER)
 async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnswer:
     """Issue the re-evaluation round of a step; a second call for the same step does nothing."""
-    requests = [item.to_request() for item in body.requests]
-    accepted = await in_thread(here.service.enqueue_round, step, requests)
+    accepted = await in_thread(here.service.enqueue_round, step, body.requests)
     here.work.wake()
     here.groups.wake()  # a batch may wait only for this round, even if it is empty
     return AcceptedAnswer(accepted=accepted)
@@ -79,7 +77,7 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
         return here.service.claim(body.worker_id, body.limit, body.policy_version, body.nonce) or None
 
     claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=request.is_disconnected, caller=body.worker_id)
-    return JSONResponse({"requests": [request_map(item) for item in claimed or ()]})
+    return JSONResponse({"requests": [to_map(item) for item in claimed or ()]})
 
 
 @router.post("/requests/claim/end", status_code=204)

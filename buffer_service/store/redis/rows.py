@@ -6,7 +6,7 @@ Most are encoded by type; tables are rows, because they may contain thousands of
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +36,7 @@ def pack(value: Any) -> bytes:
 
 def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
     """Unpack a request. Its attempts are stored in a separate hash."""
-    return replace(_REQUEST.decode(data), attempts=attempts)
+    return msgspec.structs.replace(_REQUEST.decode(data), attempts=attempts)
 
 
 def pack_tables(tables: Tables) -> bytes:

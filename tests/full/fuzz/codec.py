@@ -37,13 +37,13 @@ with INSTRUMENTED:
         pack_group,
         pack_push,
         read_group_header,
-        request_map,
         unpack_batch,
         unpack_group,
         unpack_push,
     )
     from bapo.core.errors import ContractError
     from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, frame_digest, frame_head, open_frame, split_frames
+    from bapo.core.json_values import to_map
     from buffer_service.http.schemas import ClaimBody, EnqueueBody, FailBody
     from buffer_service.ingest import incoming
     from buffer_service.snapshot import unpack_snapshot
@@ -109,11 +109,9 @@ def bodies(data: bytes) -> None:
     """The small JSON bodies."""
     for cls in (EnqueueBody, ClaimBody, FailBody):
         try:
-            made = cls.model_validate_json(data)
+            cls.model_validate_json(data)
         except pydantic.ValidationError:
             continue
-        if isinstance(made, EnqueueBody):
-            [item.to_request() for item in made.requests]
 
 
 READERS: list[Callable[[bytes], Any]] = [
@@ -163,7 +161,7 @@ def one_input(data: bytes) -> None:
 def write_seeds(folder: Path) -> None:
     """Good inputs to start from."""
     folder.mkdir(parents=True, exist_ok=True)
-    request = json.dumps({"requests": [request_map(REQUESTS[0])], "cursor": 1}).encode()
+    request = json.dumps({"requests": [to_map(REQUESTS[0])], "cursor": 1}).encode()
     for index in range(len(READERS)):
         for name, seed in (("group", GROUP), ("batch", BATCH), ("json", request), ("none", b"")):
             (folder / f"{index}-{name}").write_bytes(bytes([index]) + seed)
