@@ -6,11 +6,11 @@ Blocking work runs in threads (`def`, not `async def`), so /healthz answers duri
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Body, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -20,54 +20,27 @@ from starlette.exceptions import HTTPException
 
 import bapo
 from bapo.core.errors import BapoError, ConfigError, Refusal, UnavailableError
+from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.images import ImageFiles
+from bapo.transport.bodies import Message
 from bapo.transport.http_guard import HttpGuard, allow, error_answer, named_error
-from bapo.transport.rollout_client import PIECE_BYTES, weight_transfer_from_map, weight_update_from_map
+from bapo.transport.rollout_client import PIECE_BYTES
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightRelay
 
 
-class Body(BaseModel):
-    """Strict types: neither "8" nor true is a number."""
+class Scale(BaseModel):
+    """The target number of workers."""
 
     model_config = ConfigDict(strict=True)
-
-
-class Scale(Body):
-    """The target number of workers."""
 
     num: int = Field(description="1 to rollout.max_workers")
 
 
-class CanaryBody(Body):
-    """A token sequence and the learner's log-probs for it."""
-
-    token_ids: list[Annotated[int, Field(ge=0)]]
-    logprobs: list[float] = Field(description="one per token but the first, in nats, at temperature 1")
-    tolerance: float = Field(ge=0)
-
-
-class WeightUpdateBody(Body):
-    """New weights, as a safetensors file that every worker can read."""
-
-    version: int = Field(ge=0)
-    path: str
-    digest: str = Field(description="of the file: bapo.runtime.file_digest")
-    num_bytes: int = Field(ge=0)
-    canary: CanaryBody
-
-
-class WeightTransferBody(Body):
-    """New weights that the learner sends to the engines of these workers now."""
-
-    version: int = Field(ge=0)
-    canary: CanaryBody
-    backend: Literal["nccl", "ipc"]
-    workers: dict[str, Annotated[int, Field(ge=1)]] = Field(description="worker id -> first rank of its engine")
-    init_info: dict[str, Any] = Field(description="of vLLM's weight transfer engine")
-    update_info: dict[str, Any] = Field(description="of vLLM's weight transfer engine")
+Update = Annotated[WeightUpdate, Body(), Message()]
+Transfer = Annotated[WeightTransfer, Body(), Message()]
 
 
 def create_app(
@@ -103,16 +76,16 @@ def create_app(
 
     @app.post("/weights")
     @allow(Role.LEARNER)
-    def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
+    def update_weights(body: Update, rollback: bool = False) -> dict[str, Any]:
         """Publish weights; returns once every worker samples with them or is being restarted."""
-        update = weight_update_from_map(body.model_dump())
+        update = replace(body, url="")  # which this server alone says
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
     @app.post("/weights/transfer")
     @allow(Role.LEARNER)
-    def transfer_weights(body: WeightTransferBody) -> dict[str, Any]:
+    def transfer_weights(body: Transfer) -> dict[str, Any]:
         """Receive weights from the learner's GPU; returns once these workers have them or are being restarted."""
-        return {"seconds": fleet.transfer_weights(weight_transfer_from_map(body.model_dump()))}
+        return {"seconds": fleet.transfer_weights(body)}
 
     _add_weight_files(app, store)
     _add_images(app, images)

@@ -462,10 +462,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Canary:
     """A token sequence and the learner's log-probs for it, to detect engines with wrong weights."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Count, ...]
     logprobs: tuple[float, ...]
     """One per token except the first, in nats."""
-    tolerance: float
+    tolerance: Annotated[float, Meta(ge=0)]
     """Largest root mean square difference of an engine with the same weights, in nats."""
 
 
@@ -473,11 +473,11 @@ class Canary:
 class WeightUpdate:
     """The weights of one policy version, as a safetensors file that every worker can read."""
 
-    version: int
+    version: Version
     path: str
     digest: str
     """Of the file, hex (`bapo.runtime.file_digest`)."""
-    num_bytes: int
+    num_bytes: Count
     canary: Canary
     url: str = ""
     """URL of the rollout server, for hosts that cannot read `path`; empty: none."""
@@ -490,11 +490,11 @@ class WeightTransfer:
     The file of this version follows as a `WeightUpdate` with the same canary.
     """
 
-    version: int
+    version: Version
     canary: Canary
     backend: Literal["nccl", "ipc"]
     """vLLM's weight transfer engine."""
-    workers: Mapping[str, int]
+    workers: Mapping[str, Annotated[int, Meta(ge=1)]]
     """Receiving workers: id -> first rank of the engine in the learner's communicator, where the learner is rank 0."""
     init_info: Mapping[str, Any]
     """Joins the communicator; vLLM's argument without `rank_offset`. A worker that has these joins no second time."""

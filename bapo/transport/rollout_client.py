@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
+from bapo.core.errors import WeightMismatchError, WeightsAbsentError
+from bapo.core.json_values import from_map, to_map
 from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.file_digest import digest_of
@@ -88,7 +85,7 @@ class RolloutClient:
 
         def announce() -> Answer:
             return self._service.call(
-                "POST", "/weights", body=weight_update_map(update), query=query, wait_s=timeout_s, retry_s=timeout_s
+                "POST", "/weights", body=to_map(update), query=query, wait_s=timeout_s, retry_s=timeout_s
             )
 
         try:
@@ -104,13 +101,12 @@ class RolloutClient:
         Returns: worker id -> seconds, of the workers that have verified them.
         Raises: ContractError if other workers are ready than these, so that none receives; UnavailableError.
         """
-        body = asdict(transfer)
-        answer = self._service.call("POST", "/weights/transfer", body=body, wait_s=timeout_s, retry_s=0.0)
+        answer = self._service.call("POST", "/weights/transfer", body=to_map(transfer), wait_s=timeout_s, retry_s=0.0)
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
     def workers(self) -> list[WorkerStatus]:
         """All workers, including starting and dead ones."""
-        return [worker_status_from_map(fields) for fields in self._service.call("GET", "/workers").json()["workers"]]
+        return from_map(self._service.call("GET", "/workers").json()["workers"], list[WorkerStatus], "workers")
 
     def scale(self, num: int) -> None:
         """Set the number of workers; returns immediately. Raises: ConfigError beyond `rollout.max_workers`."""
@@ -119,40 +115,6 @@ class RolloutClient:
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until at least one worker samples. Raises: DeadlineError with the reason."""
         self._service.wait_ready(timeout_s, "no rollout worker was ready")
-
-
-_WEIGHT_UPDATE = TypeAdapter(WeightUpdate)
-
-
-def weight_update_map(update: WeightUpdate) -> dict[str, Any]:
-    return asdict(update)
-
-
-def weight_update_from_map(fields: Mapping[str, Any]) -> WeightUpdate:
-    """Inverse of `weight_update_map`. Raises: ContractError."""
-    try:
-        return _WEIGHT_UPDATE.validate_python(dict(fields))
-    except ValidationError as error:
-        raise ContractError(f"weight update is malformed: {error}") from error
-
-
-_WEIGHT_TRANSFER = TypeAdapter(WeightTransfer)
-
-
-def weight_transfer_from_map(fields: Mapping[str, Any]) -> WeightTransfer:
-    """Inverse of `asdict`. Raises: ContractError."""
-    try:
-        return _WEIGHT_TRANSFER.validate_python(dict(fields))
-    except ValidationError as error:
-        raise ContractError(f"weight transfer is malformed: {error}") from error
-
-
-def worker_status_from_map(fields: Mapping[str, Any]) -> WorkerStatus:
-    """A status from its JSON map. Raises: ContractError."""
-    try:
-        return WorkerStatus(**fields)
-    except TypeError as error:
-        raise ContractError(f"worker status is malformed: {error}") from error
 
 
 PIECE_BYTES = 32 << 20

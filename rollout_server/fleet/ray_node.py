@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from bapo.runtime.auth.api_tokens import own_token
 from bapo.runtime.logs import bound_log
 from bapo.runtime.machine import worker_resources, workers_on
 from bapo.runtime.process import LOG_FORMAT, watch_parent
-from bapo.transport.rollout_client import weight_transfer_from_map, weight_update_from_map, weight_update_map
 from rollout_server.engines.base import engine_module
 from rollout_server.fleet.worker_handle import LOG_TAIL_LINES, WorkerDiedError, make_worker
 from rollout_server.worker_report import WorkerReport
@@ -223,22 +221,22 @@ class WorkerActor:
         except Exception:  # no caller waits for this; the fleet reads the error in the report
             log.exception("%s failed to load", self._worker.worker_id)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> WorkerReport:
         """State and counts. Called once a second, so it also bounds the log on this host."""
         bound_log(self._log_path)
-        return asdict(self._worker.report())
+        return self._worker.report()
 
-    def begin(self, update: Mapping[str, Any] | None) -> None:
+    def begin(self, update: WeightUpdate | None) -> None:
         """Load the newest weights and start to claim."""
-        self._worker.begin(None if update is None else weight_update_from_map(update))
+        self._worker.begin(update)
 
-    def update_weights(self, update: Mapping[str, Any]) -> float:
+    def update_weights(self, update: WeightUpdate) -> float:
         """Returns: seconds."""
-        return self._worker.update_weights(weight_update_from_map(update))
+        return self._worker.update_weights(update)
 
-    def transfer_weights(self, transfer: Mapping[str, Any]) -> float | None:
+    def transfer_weights(self, transfer: WeightTransfer) -> float | None:
         """Returns: seconds; None if the engine declined."""
-        return self._worker.transfer_weights(weight_transfer_from_map(transfer))
+        return self._worker.transfer_weights(transfer)
 
     def drain(self, timeout_s: float) -> None:
         """Finish what is in flight, then stop."""
@@ -278,19 +276,20 @@ class RayHandle:
 
     def report(self, timeout_s: float) -> WorkerReport:
         """Raises: WorkerDiedError; TimeoutError if it does not respond."""
-        return WorkerReport(**self._call("report", timeout_s=timeout_s))
+        report: WorkerReport = self._call("report", timeout_s=timeout_s)
+        return report
 
     def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
         """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
-        self._call("begin", None if update is None else weight_update_map(update), timeout_s=timeout_s)
+        self._call("begin", update, timeout_s=timeout_s)
 
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
         """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
-        return float(self._call("update_weights", weight_update_map(update), timeout_s=timeout_s))
+        return float(self._call("update_weights", update, timeout_s=timeout_s))
 
     def transfer_weights(self, transfer: WeightTransfer, timeout_s: float) -> float | None:
         """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
-        seconds = self._call("transfer_weights", asdict(transfer), timeout_s=timeout_s)
+        seconds = self._call("transfer_weights", transfer, timeout_s=timeout_s)
         return None if seconds is None else float(seconds)
 
     def drain(self, timeout_s: float) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bapo.core.errors import BapoError, ContractError, WeightMismatchError
+from bapo.core.json_values import from_map, to_map
 from bapo.core.types import WeightUpdate
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.rollout_client import weight_update_from_map, weight_update_map
 from rollout_server.weights.receive import check_size
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def remember(folder: Path, update: WeightUpdate) -> None:
     path = folder / FILE_NAME
     with storing(path):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(weight_update_map(update)).encode())
+        replace_file(path, json.dumps(to_map(update)).encode())
 
 
 def noted(folder: Path, buffer: BufferClient) -> WeightUpdate | None:
@@ -46,7 +46,7 @@ def noted(folder: Path, buffer: BufferClient) -> WeightUpdate | None:
     path = folder / FILE_NAME
     if not path.exists():
         return None
-    update = weight_update_from_map(json.loads(path.read_text()))
+    update = from_map(json.loads(path.read_text()), WeightUpdate, "weight update")
     return update if buffer.progress().policy_version > 0 else None
 
 

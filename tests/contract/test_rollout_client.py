@@ -12,9 +12,10 @@ import urllib3
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError, DeadlineError, StaleWeightsError
+from bapo.core.json_values import from_map, to_map
 from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.rollout_client import RolloutClient, weight_update_from_map, weight_update_map
+from bapo.transport.rollout_client import RolloutClient
 from rollout_server.api import create_app
 from rollout_server.engines.scripted import make_engine, make_tokenization
 from rollout_server.fleet.fleet import Fleet
@@ -61,15 +62,15 @@ def test_a_weight_update_survives_json() -> None:
         num_bytes=17,
         canary=Canary(token_ids=(1, 2, 3), logprobs=(-0.1, -2.5), tolerance=1e-3),
     )
-    assert weight_update_from_map(json.loads(json.dumps(weight_update_map(update)))) == update
+    assert from_map(json.loads(json.dumps(to_map(update))), WeightUpdate, "update") == update
 
 
 @pytest.mark.parametrize("missing", ["version", "canary"])
 def test_an_update_without_one_of_its_fields_is_refused(missing: str, tmp_path: Path) -> None:
-    fields = weight_update_map(make_update(tmp_path / "w", 1))
+    fields = to_map(make_update(tmp_path / "w", 1))
     del fields[missing]
     with pytest.raises(ContractError, match=missing):
-        weight_update_from_map(fields)
+        from_map(fields, WeightUpdate, "update")
 
 
 @pytest.mark.parametrize("num", ["2", True, 2.0])
@@ -77,11 +78,14 @@ def test_what_is_no_number_in_json_is_refused_with_its_place(served: tuple[Fleet
     _, client = served
     reply = urllib3.request("PUT", client.url + "/workers", json={"num": num}, retries=False)
     assert (reply.status, "body.num: Input should be a valid integer" in reply.json()["message"]) == (422, True)
-    update = {"version": 1, "path": "w", "digest": "ab", "num_bytes": -1}
-    body = update | {"canary": {"token_ids": [1], "logprobs": ["0"], "tolerance": 0.1}}
-    message = urllib3.request("POST", client.url + "/weights", json=body, retries=False).json()["message"]
-    assert "body.num_bytes: Input should be greater" in message
-    assert "body.canary.logprobs.0: Input should be a valid number" in message
+    update = {"version": 1, "path": "w", "digest": "ab", "num_bytes": 1}
+    canary = {"token_ids": [1], "logprobs": [0.0], "tolerance": 0.1}
+    for wrong, message in (
+        ({"num_bytes": -1, "canary": canary}, "Expected `int` >= 0 - at `$.num_bytes`"),
+        ({"canary": {**canary, "logprobs": ["0"]}}, "Expected `float`, got `str` - at `$.canary.logprobs[0]`"),
+    ):
+        reply = urllib3.request("POST", client.url + "/weights", json={**update, **wrong}, retries=False)
+        assert (reply.status, message in reply.json()["message"]) == (422, True)
 
 
 def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fleet, RolloutClient]) -> None:
