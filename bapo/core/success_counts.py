@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
-from msgpack.exceptions import UnpackException
 from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError
+from bapo.core.frames import pack, unpacked
+from bapo.core.types import Version
 
 _F4, _U2 = np.dtype("<f4"), np.dtype("<u2")
 
@@ -43,48 +43,41 @@ def success_counts_of(step: int, groups: Iterable[tuple[str, float, int]]) -> Su
     )
 
 
+class _KeptState(msgspec.Struct):
+    round: Version
+    through: Version
+    data: bytes
+
+
+_ROW = msgspec.msgpack.Decoder(tuple[Version, tuple[str, ...], bytes, bytes])
+_PAGE = msgspec.msgpack.Decoder(list[bytes])
+_KEPT = msgspec.msgpack.Decoder(_KeptState)
+
+
 def pack_success_counts(success_counts: SuccessCounts) -> bytes:
     sums, sizes = success_counts.reward_sums.astype(_F4).tobytes(), success_counts.sizes.astype(_U2).tobytes()
-    data: bytes = msgpack.packb((success_counts.step, success_counts.prompt_ids, sums, sizes))
-    return data
+    return pack((success_counts.step, success_counts.prompt_ids, sums, sizes))
 
 
 def unpack_success_counts(data: bytes) -> SuccessCounts:
     """Inverse of `pack_success_counts`. Raises: ContractError for anything that it could not have written."""
-    try:
-        step, prompt_ids, sums, sizes = msgpack.unpackb(data)
-        success_counts = SuccessCounts(
-            step=int(step),
-            prompt_ids=tuple(prompt_ids),
-            reward_sums=np.frombuffer(sums, dtype=_F4),
-            sizes=np.frombuffer(sizes, dtype=_U2),
-        )
-    except (TypeError, ValueError, UnpackException) as error:
-        raise ContractError(f"success counts are malformed: {error!r}") from error
-    if not len(success_counts.prompt_ids) == len(success_counts.reward_sums) == len(success_counts.sizes):
-        raise ContractError(f"success counts of step {success_counts.step} have columns of different lengths")
-    return success_counts
+    step, prompt_ids, sums, sizes = unpacked(data, _ROW, "success counts")
+    if not len(prompt_ids) * 4 == len(sums) == len(sizes) * 2:
+        raise ContractError(f"success counts of step {step} have columns of different lengths")
+    return SuccessCounts(
+        step=step,
+        prompt_ids=prompt_ids,
+        reward_sums=np.frombuffer(sums, dtype=_F4),
+        sizes=np.frombuffer(sizes, dtype=_U2),
+    )
 
 
 def unpack_packed_list(data: bytes) -> list[bytes]:
     """The values of a page. Raises: ContractError."""
-    return [bytes(item) for item in _plain(data, list)]
+    return unpacked(data, _PAGE, "success counts")
 
 
 def unpack_kept_state(data: bytes) -> tuple[int, int, bytes]:
     """(round, through, data) of a kept state. Raises: ContractError."""
-    fields = _plain(data, dict)
-    try:
-        return int(fields["round"]), int(fields["through"]), bytes(fields["data"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ContractError(f"the stored selector state is malformed: {error!r}") from error
-
-
-def _plain(data: bytes, kind: type) -> Any:
-    try:
-        value = msgpack.unpackb(data)
-    except (ValueError, UnpackException) as error:
-        raise ContractError(f"success counts are malformed: {error!r}") from error
-    if not isinstance(value, kind):
-        raise ContractError(f"success counts are malformed: expected {kind.__name__}, got {type(value).__name__}")
-    return value
+    kept = unpacked(data, _KEPT, "selector state")
+    return kept.round, kept.through, kept.data

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any
 
-import msgpack
 from fastapi import APIRouter, Body, Query, Response
 
 from bapo.core.errors import ContractError
+from bapo.core.frames import pack
 from bapo.core.success_counts import pack_success_counts, success_counts_of
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import allow
@@ -37,7 +37,7 @@ def success_counts(
     here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
 ) -> Response:
     """Return the success counts of the fresh groups of the steps after `after`, oldest first, up to the first gap."""
-    return Response(msgpack.packb(here.service.store.success_counts(after, limit)), media_type=OCTETS)
+    return Response(pack(here.service.store.success_counts(after, limit)), media_type=OCTETS)
 
 
 @router.get("/evaluations/{label}/success-counts", response_class=Response, responses=OUTCOMES)
@@ -47,16 +47,14 @@ def evaluation_success_counts(label: Name, here: Here) -> Response:
     store = here.service.store
     records = store.records(store.evaluated(label))
     packed = pack_success_counts(success_counts_of(0, (record.outcome for record in records if record is not None)))
-    return Response(msgpack.packb([packed]), media_type=OCTETS)
+    return Response(pack([packed]), media_type=OCTETS)
 
 
 @router.get("/selector", response_class=Response, responses=STATE)
 @allow(Role.SCHEDULER)
 def selector(here: Here) -> Response:
     """Return the last stored state of the prompt selector."""
-    state = here.service.store.selector_state()
-    fields = {"round": state.round, "through": state.through, "data": state.data}
-    return Response(msgpack.packb(fields), media_type=OCTETS)
+    return Response(pack(here.service.store.selector_state()), media_type=OCTETS)
 
 
 @router.put("/selector/{round_}", status_code=204)
