@@ -31,6 +31,8 @@ processes. `-y` (`--yes`) skips the confirmation, `--force` overwrites a file, `
 machine. `bapo --install-completion` enables shell completion.
 """
 OVERRIDES = "CONFIG... [--section.key VALUE]..."
+USAGE_IS_ENOUGH = 4
+"""Words up to which an example without options shows no more than the heading."""
 SAID_ONCE = {"as_json", "json", "quiet", "verbose", "yes", "force", "free_ports"}
 """Parameters that the introduction explains."""
 EXIT_CODES = {
@@ -81,8 +83,9 @@ def _command(command: Any, context: click.Context) -> Iterator[str]:
         rows.append(f"* {', '.join(once)}")
     if rows:
         yield "\n".join(rows) + "\n"
-    if examples.strip():
-        yield f"```sh\n{textwrap.dedent(examples.strip(chr(10)))}\n```\n"
+    shown = textwrap.dedent(examples.strip("\n"))
+    if " -" in shown or len(shown.split()) > USAGE_IS_ENOUGH:
+        yield f"```sh\n{shown}\n```\n"
 
 
 def _row(parameter: Any, context: click.Context) -> str | None:

@@ -74,14 +74,10 @@ def _methods() -> Iterator[str]:
 
 
 def _names() -> Iterator[str]:
+    symbols = ", ".join(f"{row.symbol} `{row.key}`" for row in NAMES if row.symbol)
     yield "## Names in the paper, in TRL and in verl\n"
-    yield "The paper's symbols are accepted as keys (`cadence.v`). The others are rejected with a hint."
-    yield "verl's names are without their prefix `actor_rollout_ref.`.\n"
-    yield "| key | paper | TRL | verl |\n|---|---|---|---|"
-    for row in NAMES:
-        verl = _code(name.removeprefix("actor_rollout_ref.") for name in row.verl)
-        yield f"| `{row.key}` | {row.symbol} | {_code(row.trl)} | {verl} |"
-    yield ""
+    yield f"The paper's symbols are accepted as keys (`cadence.v`): {symbols}."
+    yield "A key of TRL or verl is refused with the key to use; [migrate.md](migrate.md#what-differs) compares them.\n"
 
 
 def _code(names: Iterable[str]) -> str:
