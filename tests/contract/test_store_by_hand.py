@@ -1,4 +1,4 @@
-"""What a person does to a buffer: every removal is whole, and leaves everything fitting together."""
+"""A run that is dropped by hand, and the audit of a Redis that was damaged; other removals: test_store_model.py."""
 
 from __future__ import annotations
 
@@ -59,33 +59,6 @@ def tending(store: RedisStore) -> Maintenance:
     return Maintenance(store, small_config(run={"name": "mine"}))
 
 
-@pytest.mark.parametrize(
-    ("group_id", "table"), [("g-d", "fresh"), ("g-r", "reevaluated"), ("g-e", "evaluated"), ("g-c", "high")]
-)
-def test_a_group_is_dropped_with_its_frame_from_the_table_that_it_is_in(
-    store: RedisStore, group_id: str, table: str
-) -> None:
-    busy(store)
-    held = store.status().num_bytes
-    assert tending(store).drop_group(group_id) == table
-    assert (store.frames([group_id]), store.records([group_id])) == ([None], [None])
-    assert store.status().num_bytes < held
-    assert_sound(store)
-    with pytest.raises(ContractError):
-        tending(store).drop_group(group_id)
-
-
-def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: RedisStore) -> None:
-    busy(store)
-    assert tending(store).drop_group("g-b") == "high"
-    assert store.frames(["g-b"]) != [None]
-    with pytest.raises(ContractError, match="batch"):
-        tending(store).drop_group("g-b")
-    store.commit(1, 1)
-    assert store.frames(["g-b"]) == [None]
-    assert_sound(store)
-
-
 def test_a_dropped_run_begins_again(store: RedisStore) -> None:
     busy(store)
     with pytest.raises(ContractError):
@@ -96,17 +69,6 @@ def test_a_dropped_run_begins_again(store: RedisStore) -> None:
     assert store.frames(["g-b", "g-d", "g-e", "g-r"]) == [None] * 4
     assert_sound(store)
     assert len(stored(store, "ab")) == 2
-
-
-def test_what_is_held_says_where(store: RedisStore) -> None:
-    busy(store)
-    assert {item.record.group_id: item.places for item in tending(store).held()} == {
-        "g-b": ("high", "batch 1"),
-        "g-c": ("high",),
-        "g-d": ("fresh",),
-        "g-e": ("evaluation cd@2",),
-        "g-r": ("reevaluated",),
-    }
 
 
 DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
