@@ -26,6 +26,8 @@ from bapo.tasks.base import Task, TaskContext, TaskOptions, as_task
 TASK = Kind(what="task", key="task.name", options="task.options", package="bapo.tasks", base="bapo.tasks.base:Task")
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+-]{0,99}")
 ALONE = TaskContext()
+FORMER = {"tokenizer": "tokenizer", "graded_by": "reward", "family_member": "member"}
+"""Arguments that factories got by name in earlier versions -> the field of `TaskContext`."""
 
 
 def task_of(config: Config) -> Task:
@@ -93,6 +95,12 @@ def _arguments(
 
 def _check_keywords(name: str, parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
     """Refuse unknown and missing options before the factory runs, so that the message can name them."""
+    for former in FORMER:
+        if former in parameters and former not in options:
+            raise ConfigError(
+                f"task {name!r}: the argument {former} is not filled by its name any more; take an argument of the "
+                f"type bapo.tasks.base.TaskContext and read {FORMER[former]} of it, or set task.options.{former}"
+            )
     takes_any = not parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in options:
         if option not in parameters and not takes_any:

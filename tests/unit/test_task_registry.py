@@ -51,6 +51,7 @@ class Unfinished(Task):
 
 def make_echo(word: Word = "hello"): return Echo(word)
 def make_loud(): return Loud("hello")
+def make_spoken(word="hello", tokenizer=None): return Echo(word)
 def make_nothing(): return object()
 def make_trouble(): raise RuntimeError("no licence")
 def half(prompt, text): return 0.5
@@ -132,6 +133,12 @@ def test_a_task_gets_its_options_and_its_run_by_the_types_that_it_declares() -> 
     assert (task.gold(prompt), task.expert(prompt), task.level(prompt), extract_of(task)) == (None, None, None, None)
     with pytest.raises(ConfigError, match="must define image"):
         task.image("0" * 64)
+
+
+def test_an_argument_that_earlier_versions_filled_by_its_name_is_not_left_at_its_default() -> None:
+    with pytest.raises(ConfigError, match=r"bapo\.tasks\.base\.TaskContext and read tokenizer"):
+        load_task("my_tasks:make_spoken", {})
+    assert load_task("my_tasks:make_spoken", {"tokenizer": "of my own"}).name == "echo"
 
 
 def test_an_object_with_the_members_of_a_task_keeps_all_of_them() -> None:
