@@ -125,9 +125,7 @@ def demo(num_rounds: int) -> dict[str, Any]:
             config = load_config([DEMO], ["--diagnostics.every", str(every)])
             batch = make_batch(config.algorithm.batch_size, (50, 65), 16)
             policy = load_policy(config.model.path, config, WORLD)
-            updaters[name] = Updater(
-                config=config, policy=policy, reference=None, world=WORLD, stop=StopFlag(), run_path=Path(folder)
-            )
+            updaters[name] = Updater(config=config, policy=policy, world=WORLD, stop=StopFlag(), run_path=Path(folder))
             recorders[name] = Recorder(config, batch)
 
     reports: dict[str, UpdateReport] = {}

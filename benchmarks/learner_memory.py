@@ -62,7 +62,7 @@ def one_step(folder: str, budget: int, *, recompute: bool) -> Mapping[str, Any]:
         }
     )  # fmt: skip
     policy = load_policy(folder, config, WORLD)
-    updater = Updater(config=config, policy=policy, reference=None, world=WORLD, stop=StopFlag(), run_path=Path(folder))
+    updater = Updater(config=config, policy=policy, world=WORLD, stop=StopFlag(), run_path=Path(folder))
     batch = make_batch(NUM_GROUPS, VOCAB_SIZE)
     updater.run(batch)
     updater.optimizer.zero_grad(set_to_none=True)

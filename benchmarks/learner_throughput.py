@@ -158,7 +158,6 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any]:
             mode: Updater(
                 config=config,
                 policy=load_policy(path, config, WORLD),
-                reference=None,
                 world=WORLD,
                 stop=StopFlag(),
                 run_path=Path(folder),

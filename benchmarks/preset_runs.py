@@ -40,7 +40,8 @@ SIZES: Mapping[str, object] = {
     "algorithm.batch_size": 32, "rollout.num_workers": 1, "rollout.max_prompt_tokens": 32,
     "rollout.max_response_tokens": 64, "rollout.max_groups_in_flight": 48, "learner.lr": 1e-4,
     "learner.betas": "[0.9, 0.99]", "learner.weight_decay": 0.0, "learner.minibatch_size": 8,
-    "learner.microbatch_tokens": 8192, "critic.lr": 1e-3, "supervised.lr": 1e-4, "checkpoint.every": 20,
+    "learner.microbatch_tokens": 8192, "checkpoint.every": 20,
+    "critic.lr": 1e-3, "supervised.lr": 1e-4,
     "evaluation.every": 0, "evaluation.num_prompts_final": 500, "dashboard.enabled": "false",
     **{f"{section}.port": 0 for section in ("buffer", "scheduler", "learner", "evaluation", "rollout")},
 }  # fmt: skip

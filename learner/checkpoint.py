@@ -50,8 +50,8 @@ from learner.distributed.sharding import reshard
 from learner.distributed.world import World
 from learner.model.policy import Policy
 from learner.publish_weights import WeightPublisher, link, write_weights
-from learner.update.anchors import GenerationMemory
-from learner.update.update import Saved
+from learner.update.hooks import UpdateHook
+from learner.update.step import GenerationMemory
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class CheckpointWriter:
         policy: Policy,
         optimizer: torch.optim.Optimizer,
         memory: GenerationMemory,
-        parts: Mapping[str, Saved],
+        parts: Mapping[str, UpdateHook],
         publisher: WeightPublisher,
         buffer_snapshot: bytes,
     ) -> None:
@@ -218,7 +218,7 @@ class Checkpoint:
         self.weights.load(weights_of(policy.model))
         load_optimizer(policy.model, optimizer, self.shards.part(OPTIMIZER))
 
-    def load_parts(self, parts: Mapping[str, Saved]) -> None:
+    def load_parts(self, parts: Mapping[str, UpdateHook]) -> None:
         """Load the state of the parts; a part without stored state is left unchanged."""
         for name, part in parts.items():
             stored = self.shards.part(name)
@@ -227,8 +227,8 @@ class Checkpoint:
 
     def load_memory(self, memory: GenerationMemory) -> None:
         """Load log pi_gen of groups that may be reused."""
-        columns = load_arrays(self.folder / "anchors.safetensors")
-        memory.load(columns, self.state.anchor_steps)
+        memory.columns = load_arrays(self.folder / "anchors.safetensors")
+        memory.steps = self.state.anchor_steps
 
 
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:

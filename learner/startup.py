@@ -27,7 +27,6 @@ from typing import IO
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from bapo.algorithms.credits.registry import needs_critic
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
 from bapo.core.errors import (
@@ -61,7 +60,6 @@ from learner.loop import Learner
 from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
 from learner.publish_weights import WeightPublisher
-from learner.update.critic import load_critic
 from learner.update.update import Updater
 
 log = logging.getLogger("learner")
@@ -189,8 +187,6 @@ def make_learner(
     """
     config, run_path = flags.config, flags.run.path
     policy = load_policy(config.model.path, config, world)
-    reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
-    critic = load_critic(config, world) if needs_critic(config.loss.advantage) else None
     return Learner(
         config=config,
         world=world,
@@ -198,11 +194,9 @@ def make_learner(
         updater=Updater(
             config=config,
             policy=policy,
-            reference=reference,
             world=world,
             stop=stop,
             run_path=run_path,
-            critic=critic,
             images=(images or flags.run.images).read,
         ),
         publisher=WeightPublisher(

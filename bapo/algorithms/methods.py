@@ -45,8 +45,8 @@ ADVANTAGE = Kind(
     what="advantage",
     key="loss.advantage",
     options="loss.advantage_options",
-    package="bapo.algorithms.credits",
-    base="bapo.algorithms.credits.base:Advantage",
+    package="learner.advantages",
+    base="learner.advantages.base:Advantage",
 )
 KINDS = (COMPOSER, SELECTOR, LOSS, ADVANTAGE)
 
@@ -60,6 +60,10 @@ class Method:
 
     class Settings(MethodSettings):
         """Its own settings."""
+
+    update_hooks: tuple[str, ...] = ()
+    """What it adds to the update, each "package.module:Class" of a `learner.update.hooks.UpdateHook`: imported by the
+    learner alone."""
 
     @classmethod
     def check(cls, config: Any, own: Any) -> Iterator[str]:

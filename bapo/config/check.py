@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from bapo.algorithms.methods import KINDS
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, merge, nested, without
 from bapo.config.names import ALIASES, FIXED, MOVED, RENAMED, advice_for, of_value
 from bapo.config.tree import Config
@@ -68,17 +69,23 @@ def shown(value: Any) -> str:
 
 
 def _moved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with former keys of other sections under their keys, and without those that have their only value."""
+    """The values with former keys of other sections under their keys, and without those that have their only value.
+
+    A user's own part never had former keys.
+    """
     found = dict(flatten(values))
     moved = dict(values)
     for name, value in FIXED.items():
         key = tuple(name.split("."))
         if found.get(key) == value:
             moved = without(moved, key)
+    own = {kind.options for kind in KINDS if ":" in str(found.get(tuple(kind.key.split("."))))}
     for old, new in MOVED.items():
         key = tuple(old.split("."))
         if old != new and key in found:
-            moved = merge(without(moved, key), Layer(source="", values=nested(new.split("."), found[key])))
+            moved = without(moved, key)
+            if new.rpartition(".")[0] not in own:
+                moved = merge(moved, Layer(source="", values=nested(new.split("."), found[key])))
     return moved
 
 

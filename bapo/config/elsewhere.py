@@ -32,10 +32,10 @@ ADVICE = (
            "reward_model.sandbox_fusion.*"),
     Advice("not supported: reward models; a reward is a function (docs/your_task.md), which may ask a server", "",
            "reward_model.*"),
-    Advice("use [critic] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
+    Advice("use [loss.advantage_options] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
            "critic.optim.* critic.model.* critic.profiler.* critic.checkpoint.* critic.*_size critic.*_size_per_gpu "
            "critic.*_len_per_gpu critic.rollout_n critic.strategy critic.enable critic.use_dynamic_bsz "
-           "critic.ppo_epochs "
+           "critic.ppo_epochs critic.grad_clip "
            "critic.shuffle critic.data_loader_seed critic.cliprange_value critic.loss_agg_mode "
            "algorithm.gamma algorithm.lam trainer.critic_warmup"),
     Advice("not needed: the reference model has the learner's settings; loss.kl_coef > 0 with "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from importlib.util import find_spec
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bapo.algorithms.methods import KINDS, Method, MethodSettings
+from bapo.algorithms.methods import KINDS, Method, MethodSettings, own_settings
 from bapo.config.check import at_source, explain, read_section
 from bapo.config.layers import Key, Layer, dotted, flatten, preset_names
 from bapo.config.names import MOVED, of_value
@@ -29,7 +28,7 @@ def with_methods(config: Config, sources: Mapping[Key, str], layers: Sequence[La
     """
     problems: list[str] = []
     for kind in KINDS:
-        if not _is_installed(kind) or (":" in _value(config, kind.key) and not own_files):
+        if not kind.is_installed or (":" in _value(config, kind.key) and not own_files):
             continue
         own, found = _read(kind, config, sources)
         problems += found
@@ -41,9 +40,10 @@ def with_methods(config: Config, sources: Mapping[Key, str], layers: Sequence[La
     return config
 
 
-def _is_installed(kind: Kind) -> bool:
-    """The buffer's image has no learner."""
-    return find_spec(kind.package.partition(".")[0]) is not None
+def part_of(kind: Kind, config: Config) -> tuple[type[Method], MethodSettings]:
+    """The part of this kind that the config names, and its own settings. Raises: ConfigError."""
+    part: type[Method] = kind.find(_value(config, kind.key))
+    return part, own_settings(kind, part.Settings, _value(config, kind.options))
 
 
 def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[MethodSettings | None, list[str]]:

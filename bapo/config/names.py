@@ -117,6 +117,10 @@ MOVED = {
     "loss.kimi_tau": "loss.options.tau",
     "loss.luffy_gamma": "loss.options.gamma",
     "loss.tree_lambda": "loss.advantage_options.gae_lambda",
+    "critic.gae_lambda": "loss.advantage_options.lam",
+    **{f"critic.{name}": f"loss.advantage_options.{name}" for name in ("gamma", "value_clip")},
+    **{f"critic.{name}": f"loss.advantage_options.critic_{name}" for name in ("lr", "grad_clip", "weight_decay")},
+    **{f"supervised.{name}": f"algorithm.options.sft_{name}" for name in ("lr", "entropy_coef", "grad_clip")},
     **{
         f"selector.{name}": f"selector.{name}"
         for name in (

@@ -1,4 +1,4 @@
-"""The objective: policy loss, reward shaping, critic, and cross-entropy.
+"""The objective: policy loss and reward shaping.
 
 `docs/methods.md` maps methods to these settings.
 """
@@ -36,7 +36,7 @@ class LossConfig(Frozen):
     aggregation: Aggregation = "token_mean"
     """Of token losses over the global mini-batch."""
     advantage: str = "group"
-    """Baseline: the group (eq. 2), a critic (`gae`; section `critic`), another one (docs/methods.md), or your own."""
+    """Baseline: the group (eq. 2), a critic (`gae`), another one (docs/methods.md), or your own."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """The advantage's own settings."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
@@ -196,31 +196,3 @@ class ShapingConfig(Frozen):
     """Factor on Kimi k1.5's length reward: short correct responses gain, long incorrect ones lose."""
     length_warmup_steps: int = Field(0, ge=0)
     """First steps without it."""
-
-
-class CriticConfig(Frozen):
-    """PPO's value function, for loss.advantage = gae: a second copy of the backbone with a linear head."""
-
-    lr: float = Field(1e-5, gt=0)
-    """verl's default; not in the paper."""
-    gamma: float = Field(1.0, gt=0, le=1)
-    """Discount per token."""
-    gae_lambda: float = Field(1.0, ge=0, le=1)
-    """1: return minus value."""
-    value_clip: float = Field(0.5, gt=0)
-    """Around the old value; the loss is the larger of clipped and unclipped."""
-    grad_clip: float = Field(1.0, gt=0)
-    """L2 norm."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Of its AdamW."""
-
-
-class SupervisedConfig(Frozen):
-    """Cross-entropy on entries of kind sft, emitted by a composer (ReLIFT)."""
-
-    lr: float = Field(1e-6, gt=0)
-    """Of its own AdamW."""
-    entropy_coef: float = Field(0.001, ge=0)
-    """Coefficient of the mean token entropy."""
-    grad_clip: float = Field(1.0, gt=0)
-    """L2 norm."""

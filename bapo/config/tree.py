@@ -17,7 +17,7 @@ from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig
 from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
-from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
+from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
@@ -224,8 +224,6 @@ class Config(Frozen):
     loss: LossConfig = LossConfig()
     learner: LearnerConfig = LearnerConfig()
     shaping: ShapingConfig = ShapingConfig()
-    critic: CriticConfig = CriticConfig()
-    supervised: SupervisedConfig = SupervisedConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -41,6 +41,11 @@ class Kind:
     base: str
     """"package.module:Class" that each derives from."""
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether this process has them: an image of the buffer or of workers has no learner."""
+        return find_spec(self.package.partition(".")[0]) is not None
+
     def find(self, name: str) -> type[Any]:
         """The class of that name. Raises: ConfigError, also for anything else of that name."""
         base = self._base()

@@ -16,7 +16,8 @@ import importlib.metadata
 import math
 from pathlib import Path
 
-from bapo.algorithms.credits.registry import needs_critic
+from bapo.algorithms.methods import ADVANTAGE
+from bapo.config.objective import LossConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.runtime.rank_environment import nodes_of
@@ -60,14 +61,18 @@ def num_gpu_files() -> int:
 
 def learner_bytes(config: Config, parameters: int) -> int:
     """Memory of all ranks together."""
-    critic = 16 if needs_critic(config.loss.advantage) else 0
     reference = 4 if config.loss.needs_reference else 0
-    return parameters * (16 + critic + reference)
+    return parameters * (16 * trained_models(config.loss) + reference)
 
 
 def trained_bytes(config: Config, parameters: int) -> int:
     """Weights and moments in a checkpoint."""
-    return parameters * (24 if needs_critic(config.loss.advantage) else 12)
+    return parameters * 12 * trained_models(config.loss)
+
+
+def trained_models(loss: LossConfig) -> int:
+    """The policy, and what its advantages need beside it; the policy alone where no learner is installed."""
+    return 1 + (ADVANTAGE.find(loss.advantage).trained_models if ADVANTAGE.is_installed else 0)
 
 
 def engine_bytes(config: Config, parameters: int) -> int:

@@ -23,7 +23,7 @@ from learner.distributed.world import World
 from learner.model.policy import load_policy
 from learner.startup import out_of_memory
 from learner.update.passes import Passes
-from learner.update.step_state import StepInputs, step_inputs
+from learner.update.step import StepInputs, step_inputs
 from learner.update.update import Updater
 
 GOAL_MFU = 0.4
@@ -155,9 +155,7 @@ def update(findings: Findings, device: str, *, model: str, learner: dict[str, An
 def _updates(findings: Findings, config: Any, shape: Shape, world: World, *, is_goal: bool) -> None:
     start = time.perf_counter()
     policy = load_policy(config.model.path, config, world)
-    updater = Updater(
-        config=config, policy=policy, reference=None, world=world, stop=StopFlag(), run_path=findings.work
-    )
+    updater = Updater(config=config, policy=policy, world=world, stop=StopFlag(), run_path=findings.work)
     findings.add(load_s=time.perf_counter() - start)
     lengths = {"prompt": min(512, shape.longest // 4), "shortest": shape.longest // 2, "longest": shape.longest}
     batch = make_batch(4, shape.vocab, **lengths)

@@ -1,1 +1,1 @@
-"""PPO with a critic, and BA-PPO (appendix A.9 of the paper)."""
+"""PPO with a critic (`contrib/gae`), and BA-PPO (appendix A.9 of the paper)."""

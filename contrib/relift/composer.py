@@ -29,13 +29,21 @@ from contrib.replay_memory import newest, once_per_prompt, with_fresh
 class Relift(Composer):
     """The composer `relift`."""
 
+    update_hooks = ("contrib.relift.supervised:Supervised",)
+
     class Settings(Composer.Settings):
-        """Of its queue."""
+        """Of its queue, and of the steps on what leaves it."""
 
         sft_items: int | None = Field(None, ge=1)
         """Expert solutions per supervised step, which runs when this many are queued; null: B."""
         capacity: int | None = Field(512, ge=1)
         """Maximum groups in the queue, first in first out; null: one per prompt."""
+        sft_lr: float = Field(1e-6, gt=0)
+        """Learning rate of the separate AdamW of supervised steps."""
+        sft_entropy_coef: float = Field(0.001, ge=0)
+        """Coefficient of their mean token entropy."""
+        sft_grad_clip: float = Field(1.0, gt=0)
+        """Maximum L2 norm of their gradient."""
 
     _own: Settings
 

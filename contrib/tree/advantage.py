@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bapo.algorithms.credits.base import Advantage, Float64s
 from bapo.core.types import Group
 from contrib.prefix_tree import tree_credit
+from learner.advantages.base import Advantage, Float64s
 
 
 class Tree(Advantage):

@@ -1,19 +1,20 @@
 """ADV: advantage per response from the rewards of a batch (docs/paper.md, Eq. 2).
 
-    stored rewards -> shaped (shaping) -> minus the baseline of their group -> times weights of origin and entry
-                   -> normalized over the batch, if configured
-
-With a critic as the baseline, see `critic.py`.
+stored rewards -> shaped (shaping) -> minus the baseline of their group -> times weights of origin and entry
+               -> normalized over the batch, if configured
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.credits.base import Advantage
+from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Origin, Outcome
+from learner.advantages.base import Advantage
 from learner.advantages.formulas import (
     batch_normalised,
     deviation,
@@ -30,9 +31,9 @@ Bools = NDArray[np.bool_]
 def row_advantages(batch: Batch, config: Config) -> Float64s:
     """[R] advantage of each response; 0 for entries of kind sft."""
     settings = config.loss
-    advantage_R = np.concatenate([_of_entry(entry, batch.step, config) for entry in batch.entries])
+    advantage_R = np.concatenate([_of_entry(entry, rewards, settings) for entry, rewards in _shaped(batch, config)])
     if settings.advantage_batch_norm:
-        used_R = np.flatnonzero(~left_out(batch, config) & ~of_kind_sft(batch))
+        used_R = np.flatnonzero(~left_out(batch, config.shaping) & ~of_kind_sft(batch))
         lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
         advantage_R[used_R] = batch_normalised(advantage_R[used_R], lengths_R[used_R])
     return advantage_R
@@ -40,7 +41,12 @@ def row_advantages(batch: Batch, config: Config) -> Float64s:
 
 def token_advantages(batch: Batch, advantage: Advantage, config: Config) -> Float64s:
     """[M] advantage of each token, of an advantage that credits tokens."""
-    return np.concatenate([_by_tokens(entry, batch.step, advantage, config) for entry in batch.entries])
+    shaped = _shaped(batch, config)
+    return np.concatenate([_by_tokens(entry, rewards, advantage, config.loss) for entry, rewards in shaped])
+
+
+def _shaped(batch: Batch, config: Config) -> Iterator[tuple[BatchEntry, Float64s]]:
+    return ((entry, shaped_rewards(entry, batch.step, config)) for entry in batch.entries)
 
 
 def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
@@ -55,17 +61,17 @@ def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
     return rewards
 
 
-def entry_factor(entry: BatchEntry, config: Config) -> float:
+def entry_factor(entry: BatchEntry, settings: LossConfig) -> float:
     """Weight of the entry times that of its origin."""
-    by_origin = {Origin.X1: 1.0, Origin.X2: config.loss.x2_weight, Origin.X3: config.loss.x3_weight}
+    by_origin = {Origin.X1: 1.0, Origin.X2: settings.x2_weight, Origin.X3: settings.x3_weight}
     return entry.weight * by_origin[entry.origin]
 
 
-def left_out(batch: Batch, config: Config) -> Bools:
+def left_out(batch: Batch, shaping: ShapingConfig) -> Bools:
     """[R] responses excluded from loss and denominators: truncated ones, with `shaping.overlong_filter`."""
     outcomes_R = np.concatenate([entry.group.outcomes for entry in batch.entries])
     truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED)
-    return truncated_R if config.shaping.overlong_filter else np.zeros_like(truncated_R)
+    return truncated_R if shaping.overlong_filter else np.zeros_like(truncated_R)
 
 
 def of_kind_sft(batch: Batch) -> Bools:
@@ -73,24 +79,22 @@ def of_kind_sft(batch: Batch) -> Bools:
     return np.repeat([entry.kind == "sft" for entry in batch.entries], [entry.group.size for entry in batch.entries])
 
 
-def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
+def _of_entry(entry: BatchEntry, rewards: Float64s, settings: LossConfig) -> Float64s:
+    """[G] of one entry; `rewards`: as shaped."""
     if entry.kind == "sft":
         return np.zeros(entry.group.size)
-    settings = config.loss
     # A whole reused group (X3) is its own baseline: only rows joined to fresh ones form two pools.
     fresh = ~(entry.replayed_rows | entry.expert_rows)
-    rewards = shaped_rewards(entry, step, config)
     advantages = pooled_advantages(
         rewards, fresh, settings.advantage_pool, settings.advantage_norm, settings.advantage_eps
     )
-    return entry_factor(entry, config) * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
+    return entry_factor(entry, settings) * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
 
 
-def _by_tokens(entry: BatchEntry, step: int, advantage: Advantage, config: Config) -> Float64s:
-    settings, group = config.loss, entry.group
+def _by_tokens(entry: BatchEntry, rewards: Float64s, advantage: Advantage, settings: LossConfig) -> Float64s:
+    """[T] of one entry; `rewards`: as shaped."""
     if entry.kind == "sft":
-        return np.zeros(len(group.token_ids))
-    rewards = shaped_rewards(entry, step, config)
-    credit_M = advantage.credit(group, rewards)
+        return np.zeros(len(entry.group.token_ids))
+    credit_M = advantage.credit(entry.group, rewards)
     scale = deviation(rewards, settings.advantage_norm, settings.advantage_eps)
-    return entry_factor(entry, config) * (credit_M / scale if scale else credit_M)
+    return entry_factor(entry, settings) * (credit_M / scale if scale else credit_M)

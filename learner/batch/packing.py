@@ -156,7 +156,7 @@ def columns_of(batch: Batch, config: Config, reader: ImageReader | None = None) 
         replayed_R=np.concatenate([entry.replayed_rows for entry in batch.entries]),
         expert_R=np.concatenate([entry.expert_rows for entry in batch.entries]),
         sft_R=of_kind_sft(batch),
-        left_out_R=left_out(batch, config),
+        left_out_R=left_out(batch, config.shaping),
         images_E=tuple(group.prompt.images for group in groups),
         reader=reader,
     )

@@ -20,7 +20,7 @@ from bapo.core.errors import BapoError
 from bapo.core.types import Batch, Group
 from bapo.runtime.run_directory.responses import TokenFiles
 from learner.diagnostics.response_rows import MB, Recorded, RowMaker
-from learner.diagnostics.token_values import Float32s, TokenValues
+from learner.diagnostics.step_report import Float32s, TokenValues
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from bapo.runtime.run_directory.responses import TokenRow
 from bapo.tasks.base import Task, extract_of
 from bapo.tasks.registry import task_of
 from learner.batch.packing import token_spans
-from learner.diagnostics.token_values import Float32s, TokenValues
+from learner.diagnostics.step_report import Float32s, TokenValues
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bapo.algorithms.composer import Reason
@@ -20,12 +21,13 @@ from bapo.core.types import Batch, Origin, Outcome, are_equal, num_sampled, samp
 from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
-from learner.diagnostics.token_values import Float32s, TokenValues
 from learner.diagnostics.utilization import UNKNOWN, GpuEvent, Utilization
 from learner.distributed.world import World
 from learner.losses.objective import TokenLosses
 
 log = logging.getLogger(__name__)
+
+Float32s = NDArray[np.float32]
 
 
 class Stopwatch:
@@ -131,6 +133,18 @@ class Meter:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenValues:
+    """All [M], on the host; NaN for responses that no pass computed."""
+
+    logprobs_M: Float32s
+    entropy_M: Float32s
+    ratio_M: Float32s
+    clipped_M: Float32s
+    """1 where clipping changed the objective."""
+    advantage_M: Float32s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """One step's update."""
@@ -157,6 +171,11 @@ class UpdateReport:
             return None
         values = [getattr(result, name) for result in self.minibatches]
         return float(np.average(values, weights=weights))
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something with interval `every` is due in this step; never if `every` is 0."""
+    return every > 0 and step % every == 0
 
 
 def metrics_row(

@@ -5,7 +5,7 @@ Suffixes: M response tokens of a micro-batch, R responses.
 Four policies per token, all as log-probabilities in nats:
 
     logprobs      pi_theta       being trained
-    anchor        center of the trust region, chosen by the ratio mode (`update/anchors.py`)
+    anchor        center of the trust region, chosen by the ratio mode (`update/step.py`)
     rollout       alpha          sampled the token (for a reused group: alpha_B)
     reference     pi_ref         frozen base model, only for kl_ref = reference and convex
 
@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bapo.config.objective import Aggregation, LossConfig
-from learner.losses.base import PolicyLoss, Rows, TokenInputs
+from learner.losses.base import PolicyLoss, Rows, TokenInputs, load_loss
 from learner.losses.ratios import geometric_ratio, log_ratio, ratio, sequence_ratio
 
 Int64s = NDArray[np.int64]
@@ -63,32 +63,48 @@ class TokenLosses:
     """1 where clipping changed the objective."""
 
 
-def token_losses(logprobs_M: Tensor, inputs: TokenInputs, loss: PolicyLoss, settings: LossConfig) -> TokenLosses:
-    """Surrogate and KL of each token; differentiable with respect to `logprobs_M` only."""
-    anchor_M = known_anchor(logprobs_M, inputs)
-    found = loss.surrogate(logprobs_M, anchor_M, inputs)
-    surrogate_M = found.loss_M
-    if takes_importance_weight(settings):
-        weight_M, kept_M = importance_weight(anchor_M, inputs.rollout_M, inputs.rows, settings)
-        surrogate_M = surrogate_M * weight_M
-        if kept_M is not None:  # where, not a product: 0 times an infinite loss is NaN
-            surrogate_M = torch.where(kept_M, surrogate_M, torch.zeros_like(surrogate_M))
-    return TokenLosses(
-        surrogate_M=surrogate_M,
-        kl_M=_kl(logprobs_M, anchor_M, inputs, settings),
-        ratio_M=found.ratio_M,
-        clipped_M=found.clipped_M,
-    )
+class Objective:
+    """A loss with its importance weight, its KL term and its entropy."""
 
+    def __init__(self, settings: LossConfig, loss: PolicyLoss | None = None) -> None:
+        """`loss`: None: the one that the settings name."""
+        self.settings = settings
+        self.loss = loss or load_loss(settings)
 
-def objective(losses: TokenLosses, entropy_M: Tensor, weight_M: Tensor, settings: LossConfig) -> Tensor:
-    """This micro-batch's part of L: a scalar; the parts of all micro-batches and ranks add up to L."""
-    loss_M = losses.surrogate_M
-    if settings.kl_coef:
-        loss_M = loss_M + settings.kl_coef * losses.kl_M
-    if settings.entropy_coef:
-        loss_M = loss_M - settings.entropy_coef * entropy_M
-    return (loss_M * weight_M).sum()
+    @property
+    def needs_anchors(self) -> bool:
+        """Whether the anchors of a mini-batch must be known before its own pass."""
+        return self.loss.whole_minibatch or self.settings.importance_denominator == "kept"
+
+    def fitted(self, logprobs_M: Tensor, inputs: TokenInputs) -> Objective:
+        """With its loss fitted to one mini-batch, given all computed tokens of all ranks."""
+        return Objective(self.settings, self.loss.fitted(logprobs_M, known_anchor(logprobs_M, inputs), inputs))
+
+    def token_losses(self, logprobs_M: Tensor, inputs: TokenInputs) -> TokenLosses:
+        """Surrogate and KL of each token; differentiable with respect to `logprobs_M` only."""
+        settings, anchor_M = self.settings, known_anchor(logprobs_M, inputs)
+        found = self.loss.surrogate(logprobs_M, anchor_M, inputs)
+        surrogate_M = found.loss_M
+        if takes_importance_weight(settings):
+            weight_M, kept_M = importance_weight(anchor_M, inputs.rollout_M, inputs.rows, settings)
+            surrogate_M = surrogate_M * weight_M
+            if kept_M is not None:  # where, not a product: 0 times an infinite loss is NaN
+                surrogate_M = torch.where(kept_M, surrogate_M, torch.zeros_like(surrogate_M))
+        return TokenLosses(
+            surrogate_M=surrogate_M,
+            kl_M=_kl(logprobs_M, anchor_M, inputs, settings),
+            ratio_M=found.ratio_M,
+            clipped_M=found.clipped_M,
+        )
+
+    def total(self, losses: TokenLosses, entropy_M: Tensor, weight_M: Tensor) -> Tensor:
+        """This micro-batch's part of L: a scalar; the parts of all micro-batches and ranks add up to L."""
+        loss_M = losses.surrogate_M
+        if self.settings.kl_coef:
+            loss_M = loss_M + self.settings.kl_coef * losses.kl_M
+        if self.settings.entropy_coef:
+            loss_M = loss_M - self.settings.entropy_coef * entropy_M
+        return (loss_M * weight_M).sum()
 
 
 def known_anchor(logprobs_M: Tensor, inputs: TokenInputs) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bapo.config.tree import Config
+from bapo.config.tree import ModelConfig
 from bapo.core.errors import ConfigError
 from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packing import MicroBatch, PassCost
@@ -63,13 +63,13 @@ def _idle(tower: Any, device: torch.device) -> Tensor:
     return found
 
 
-def freeze_vision(model: nn.Module, config: Config) -> None:
+def freeze_vision(model: nn.Module, settings: ModelConfig) -> None:
     """Freeze the vision tower if `model.freeze_vision`. Raises: ConfigError for a model without one."""
-    if not config.model.freeze_vision:
+    if not settings.freeze_vision:
         return
     towers = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "visual"]
     if not towers:
-        raise ConfigError(f"model.freeze_vision: {config.model.path} has no vision tower; remove this setting")
+        raise ConfigError(f"model.freeze_vision: {settings.path} has no vision tower; remove this setting")
     towers[0].requires_grad_(False)
 
 

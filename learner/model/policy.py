@@ -90,6 +90,11 @@ class Policy(nn.Module):
         )
         return found
 
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """[M] log pi(y_t | .) alone."""
+        found: Tensor = self(micro, with_entropy=False)[0]
+        return found
+
     @property
     def sampled_tokens(self) -> list[int]:
         """Ids of the tokens that can be sampled, in order."""
@@ -154,7 +159,7 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         return wrapped(model)
 
     def wrapped(model: PreTrainedModel) -> Policy:
-        freeze_vision(model, config)
+        freeze_vision(model, config.model)
         return Policy(
             model,
             temperature=config.rollout.temperature,

@@ -16,7 +16,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from learner.batch.packing import TOKENS_ONLY, Int64s, MicroBatch, PassCost, microbatches_of
 from learner.distributed.sharding import whole
 from learner.distributed.world import World
-from learner.update.step_state import StepInputs
+from learner.update.step import StepInputs
 
 
 class Passes:

@@ -20,20 +20,34 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from bapo.config.tree import Config
 from bapo.core.types import Origin
 from learner.advantages.of_batch import entry_factor
 from learner.batch.packing import Columns, Int64s
 from learner.diagnostics.divergences import effective_share
-from learner.update.step_state import StepInputs
+from learner.update.hooks import Given, UpdateHook
+from learner.update.step import Step, StepInputs
 
 MAX_LOG_WEIGHT = 5.0
 """Most nats between the largest and the smallest log W_j of a group in J: a response that pi_theta_t has left counts
 little, but not as nothing."""
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
+
+
+class Reuse(UpdateHook):
+    """Leaves groups of X3 out of the step, or gives them another baseline."""
+
+    @classmethod
+    def is_wanted(cls, given: Given) -> bool:
+        return given.config.loss.weighs_reused
+
+    def prepare(self, step: Step) -> None:
+        """Weigh the groups by the log-probs of their responses under pi_theta_t."""
+        reused = reused_responses(step.inputs)
+        if len(reused):
+            step.fill_theta_t(reused, self.passes.evaluate(self.policy.logprobs, step.inputs, reused))
+        weigh_reused(step)
 
 
 def reused_groups(inputs: StepInputs) -> Int64s:
@@ -47,25 +61,26 @@ def reused_responses(inputs: StepInputs) -> Int64s:
     return responses[~inputs.columns.left_out_R[responses]]
 
 
-def weigh_reused(inputs: StepInputs, theta_t_M: Tensor, config: Config) -> tuple[StepInputs, dict[str, float]]:
+def weigh_reused(step: Step) -> None:
     """Skip groups of X3, or change their baseline, with counts to log; needs log pi_theta_t of their responses."""
-    settings, groups = config.loss, reused_groups(inputs)
+    inputs, groups = step.inputs, reused_groups(step.inputs)
     if not len(groups):
-        return inputs, {}
-    log_weight_R = response_log_weights(inputs.columns, theta_t_M.cpu().numpy())
+        return
+    settings = inputs.config.loss
+    log_weight_R = response_log_weights(inputs.columns, step.theta_t_M.cpu().numpy())
     ess_E = group_ess(inputs.columns, log_weight_R, groups)
     is_dropped_E = ess_E < (settings.x3_min_ess or 0.0)
-    facts: dict[str, float] = {"x3_group_ess": float(ess_E.mean())}
+    step.facts["x3_group_ess"] = float(ess_E.mean())
     if settings.x3_baseline == "current":
         rate_E = current_pass_rates(inputs, log_weight_R, groups)
         size_E = np.array([inputs.batch.entries[group].group.size for group in groups])
         # Not 1/G: rounding must not decide about a group with one success.
         is_dropped_E |= (rate_E * size_E < 0.5) | (rate_E * size_E > size_E - 0.5)
-        facts["x3_pass_rate"] = float(rate_E.mean())
-        inputs = with_current_baseline(inputs, groups, rate_E, config)
+        step.facts["x3_pass_rate"] = float(rate_E.mean())
+        inputs = with_current_baseline(inputs, groups, rate_E)
     dropped = groups[is_dropped_E]
-    facts["x3_left_out"] = len(dropped)
-    return inputs.without(dropped, config), facts
+    step.facts["x3_left_out"] = len(dropped)
+    step.inputs = inputs.without(dropped)
 
 
 def response_log_weights(columns: Columns, theta_t_M: Float32s) -> Float64s:
@@ -89,17 +104,17 @@ def current_pass_rates(inputs: StepInputs, log_weight_R: Float64s, groups: Int64
     )
 
 
-def with_current_baseline(inputs: StepInputs, groups: Int64s, rate_E: Float64s, config: Config) -> StepInputs:
+def with_current_baseline(inputs: StepInputs, groups: Int64s, rate_E: Float64s) -> StepInputs:
     """The step with A_j = (r_j - J) / sqrt(J (1 - J) + eps), times the weights of entry and origin."""
-    columns, eps = inputs.columns, config.loss.advantage_eps
+    columns, settings = inputs.columns, inputs.config.loss
     advantage_R = columns.advantage_R.copy()
     for group, rate in zip(groups, rate_E, strict=True):
         entry = inputs.batch.entries[group]
         centered = entry.group.rewards.astype(np.float64) - rate
         advantage_R[columns.group_R == group] = (
-            entry_factor(entry, config) * centered / np.sqrt(rate * (1 - rate) + eps)
+            entry_factor(entry, settings) * centered / np.sqrt(rate * (1 - rate) + settings.advantage_eps)
         )
-    return inputs.with_advantages(advantage_R, config.loss)
+    return inputs.with_advantages(advantage_R)
 
 
 def _ess(log_weights: Float64s) -> float:

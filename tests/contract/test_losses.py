@@ -17,7 +17,7 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.batch.packing import minibatches, rows_of
 from learner.losses.base import PolicyLoss, TokenInputs, load_loss
-from learner.losses.objective import token_losses
+from learner.losses.objective import Objective
 from learner.model.policy import Policy
 from tests.support.learner import (
     CPU,
@@ -71,7 +71,7 @@ def test_the_first_minibatch_trains_right_responses_up_and_wrong_ones_down(name:
         weight_M=torch.ones(4),
         expert_M=torch.zeros(4, dtype=torch.bool),
     )
-    token_losses(logprobs, given, load_loss(config), config).surrogate_M.sum().backward()
+    Objective(config).token_losses(logprobs, given).surrogate_M.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.sign().tolist() == [-1, -1, 1, 1]
 
@@ -95,7 +95,7 @@ def test_decoupled_is_direct_when_the_policy_of_the_step_sampled(name: str) -> N
         expert_M=torch.zeros(6, dtype=torch.bool),
     )
     found = [
-        token_losses(logprobs, given, load_loss(config), config).surrogate_M
+        Objective(config).token_losses(logprobs, given).surrogate_M
         for config in (config_of(name, ratio_mode=mode).loss for mode in ("decoupled", "direct"))
     ]
     torch.testing.assert_close(found[0], found[1])
@@ -114,7 +114,7 @@ def test_an_absurd_log_ratio_has_a_finite_loss_and_gradient(name: str) -> None:
         weight_M=torch.ones(3),
         expert_M=torch.tensor([False, False, True]),
     )
-    token_losses(logprobs, given, load_loss(config), config).surrogate_M.sum().backward()
+    Objective(config).token_losses(logprobs, given).surrogate_M.sum().backward()
     assert logprobs.grad is not None
     assert bool(logprobs.grad.isfinite().all())
 

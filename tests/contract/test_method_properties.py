@@ -21,8 +21,7 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.advantages.of_batch import row_advantages
 from learner.batch.packing import columns_of
-from learner.update.critic import load_critic
-from tests.support.learner import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
+from tests.support.learner import make_updater, random_batch, tiny_policy, with_experts, with_supervised
 
 PRESETS = preset_names()
 LOSSES = {name: load_config([name], []).loss for name in PRESETS}
@@ -74,9 +73,7 @@ def test_what_a_method_minimises_does_not_depend_on_micro_batches(name: str, mod
     found = []
     for budget in (5000, 64):
         config = small(name, model_path, budget)
-        reference = tiny_policy(config).requires_grad_(False) if config.loss.needs_reference else None
-        critic = load_critic(config, ALONE) if config.loss.advantage == "gae" else None
-        updater = make_updater(config, tiny_policy(config), tmp_path, reference, critic)
+        updater = make_updater(config, tiny_policy(config), tmp_path)
         results = updater.run(mixed_batch(model)).minibatches
         found.append([value for result in results for value in (result.loss, result.grad_norm)])
     assert found[0] == pytest.approx(found[1], rel=2e-3, abs=1e-5)

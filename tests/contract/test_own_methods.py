@@ -108,6 +108,8 @@ def test_former_keys_are_read_and_those_of_another_method_have_no_effect() -> No
     assert load_config([], ["--algorithm.name=dots_replay"]).algorithm.composer == "dots"
     assert load_config(["kimi"], ["--loss.kimi_tau=0.2"]).loss.options == {"tau": 0.2}
     assert load_config(["kimi"], ["--loss.name=ppo"]).loss.options == {}
+    assert load_config(["ppo"], ["--critic.lr=0.5"]).loss.advantage_options["critic_lr"] == 0.5
+    assert load_config(["grpo"], ["--critic.lr=0.5", "--supervised.lr=0.5"]) == load_config(["grpo"], [])
 
 
 @pytest.mark.parametrize(

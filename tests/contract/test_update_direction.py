@@ -19,9 +19,8 @@ from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Group, Origin
-from learner.update.critic import load_critic
 from tests.support.factories import make_batch, make_group
-from tests.support.learner import ALONE, make_updater, tiny_policy, true_logprobs
+from tests.support.learner import make_updater, tiny_policy, true_logprobs
 
 PROMPT = np.array([30, 10, 20], dtype=np.int32)
 RESPONSES = {
@@ -106,11 +105,9 @@ def test_a_right_response_gains_on_a_wrong_one(
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     expert = most_likely(model)
     batch, policy = batch_of(config, model, expert), tiny_policy(config)
-    reference = tiny_policy(config).requires_grad_(False) if config.loss.needs_reference else None
-    critic = load_critic(config, ALONE) if config.loss.advantage == "gae" else None
     responses = {**RESPONSES, "E": expert}
     before = {row: log_pi(model, tokens) for row, tokens in responses.items()}
-    report = make_updater(config, policy, tmp_path, reference, critic).run(batch)
+    report = make_updater(config, policy, tmp_path).run(batch)
     assert len(report.minibatches) >= 2
     model.load_state_dict(policy.model.state_dict())
     gain = {row: log_pi(model, tokens) - before[row] for row, tokens in responses.items()}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from contrib.balanced_clip.loss import SearchSettings, balance, search
 from learner.losses.base import load_loss
-from learner.losses.objective import token_losses
+from learner.losses.objective import Objective
 from tests.support.losses import NEW, OLD, doubles, inputs, run, settings
 from tests.support.vectors import vector
 
@@ -103,7 +103,7 @@ def test_the_released_search_tries_the_end_of_a_range_that_its_steps_pass() -> N
 def test_balanced_clip_is_ppo_within_the_bounds_that_were_found() -> None:
     config = settings("balanced_clip", dual_clip=3.0, options={"low": [0.7, 0.7, 0.1], "high": [1.5, 1.5, 0.1]})
     fitted = load_loss(config).fitted(NEW, OLD, inputs(OLD, OLD))
-    losses = token_losses(NEW, inputs(OLD, OLD), fitted, config)
+    losses = Objective(config, fitted).token_losses(NEW, inputs(OLD, OLD))
     ppo = run(settings(clip_low=0.3, clip_high=0.5, dual_clip=3.0))
     torch.testing.assert_close(losses.surrogate_M, ppo.surrogate_M)
     assert {name: fitted.facts[name] for name in ("clip_low", "clip_high")} == {"clip_low": 0.7, "clip_high": 1.5}

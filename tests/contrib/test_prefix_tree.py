@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bapo.algorithms.credits.registry import load_advantage
 from bapo.config.tree import Config
 from contrib.prefix_tree import prefix_values, shared_lengths
+from learner.advantages.base import load_advantage
 from learner.advantages.of_batch import token_advantages
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config
@@ -28,7 +28,7 @@ def advantages(**loss: object) -> list[list[float]]:
     config: Config = learner_config(loss={"kl_coef": 0.0, "entropy_coef": 0.0, "advantage_norm": "center", **loss})
     group = replace(make_group(rewards="1000", lengths=[3] * 4), token_ids=np.concatenate(RESPONSES).astype(np.int32))
     batch = make_batch(groups=[group], step=1)
-    advantage = load_advantage(config.loss.advantage, config.loss.advantage_options)
+    advantage = load_advantage(config.loss)
     return token_advantages(batch, advantage, config).reshape(4, 3).tolist()
 
 

@@ -38,7 +38,6 @@ from learner.loop import Learner
 from learner.losses.base import PolicyLoss
 from learner.model.policy import Policy, load_policy
 from learner.startup import Peers, make_learner
-from learner.update.critic import Critic
 from learner.update.update import Updater
 from tests.support.factories import make_batch, make_group
 from tests.support.tiny_model import VOCAB_SIZE, reference_logprobs
@@ -206,24 +205,9 @@ def with_supervised(batch: Batch, *numbers: int) -> Batch:
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
-def make_updater(
-    config: Config,
-    policy: Policy,
-    run_path: Path,
-    reference: Policy | None = None,
-    critic: Critic | None = None,
-    world: World = ALONE,
-) -> Updater:
+def make_updater(config: Config, policy: Policy, run_path: Path, world: World = ALONE) -> Updater:
     """Nobody stops it."""
-    return Updater(
-        config=config,
-        policy=policy,
-        reference=reference,
-        world=world,
-        stop=StopFlag(),
-        run_path=run_path,
-        critic=critic,
-    )
+    return Updater(config=config, policy=policy, world=world, stop=StopFlag(), run_path=run_path)
 
 
 def tiny_policy(config: Config) -> Policy:

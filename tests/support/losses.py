@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.batch.packing import rows_of
-from learner.losses.base import TokenInputs, load_loss
-from learner.losses.objective import TokenLosses, token_losses, token_weights
+from learner.losses.base import TokenInputs
+from learner.losses.objective import Objective, TokenLosses, token_weights
 from tests.support.learner import CPU
 from tests.support.vectors import tokens, vector
 
@@ -36,7 +36,7 @@ def settings(name: str = "ppo", **fields: object) -> LossConfig:
 def run(
     config: LossConfig, *, anchor: Tensor = OLD, rollout: Tensor = OLD, logprobs: Tensor = NEW, reference: float = 0.0
 ) -> TokenLosses:
-    return token_losses(logprobs, inputs(anchor, rollout, reference), load_loss(config), config)
+    return Objective(config).token_losses(logprobs, inputs(anchor, rollout, reference))
 
 
 def inputs(anchor: Tensor, rollout: Tensor, reference: float = 0.0, share: float = 1.0) -> TokenInputs:

@@ -23,7 +23,6 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.distributed.world import World, join, leave
 from learner.model.policy import load_policy
-from learner.update.critic import load_critic
 from tests.support.learner import (
     CPU,
     learner_config,
@@ -103,9 +102,7 @@ def numbers_of(config: Config, world: World, run: Path, batches: list[Batch]) ->
     """Two steps: the second begins with weights, moments and critic that the first has made."""
     path = config.model.path
     policy = load_policy(path, config, world)
-    reference = load_policy(path, config, world, frozen=True) if config.loss.needs_reference else None
-    critic = load_critic(config, world) if config.loss.advantage == "gae" else None
-    updater = make_updater(config, policy, run, reference, critic, world)
+    updater = make_updater(config, policy, run, world)
     numbers = []
     for batch in batches:
         report = updater.run(batch)

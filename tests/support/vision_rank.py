@@ -56,7 +56,6 @@ def main(model: str, num_ranks: str) -> None:
         updater = Updater(
             config=config,
             policy=load_policy(model, config, world),
-            reference=None,
             world=world,
             stop=StopFlag(),
             run_path=Path(folder),

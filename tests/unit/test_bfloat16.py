@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from contrib.gae.critic import load_critic
 from learner.batch.packing import columns_of, microbatches_of
 from learner.distributed.shard_files import optimizer_state
 from learner.model.logprobs import response_logprobs
 from learner.model.policy import Policy
 from learner.publish_weights import gather_weights
-from learner.update.critic import load_critic
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
 from tests.support.tiny_model import write_tiny_model
 

@@ -130,7 +130,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
 
 
 METHODS: dict[str, dict[str, dict[str, object]]] = {
-    "critic": {"loss": {"advantage": "gae", "ratio_mode": "direct"}, "critic": {"lr": 1e-3}},
+    "critic": {"loss": {"advantage": "gae", "advantage_options": {"critic_lr": 1e-3}, "ratio_mode": "direct"}},
     "remix": {
         "loss": {
             "name": "geppo_add", "importance_level": "none", "ratio_mode": "decoupled", "kl_ref": "convex",
@@ -138,7 +138,7 @@ METHODS: dict[str, dict[str, dict[str, object]]] = {
         },
         "learner": {"epochs": 2, "epochs_until": 3, "minibatch_size": 2},
     },
-    "supervised": {"supervised": {"lr": 1e-3}},
+    "supervised": {"algorithm": {"composer": "relift", "options": {"sft_lr": 1e-3}}},
 }  # fmt: skip
 
 

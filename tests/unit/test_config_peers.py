@@ -115,7 +115,7 @@ def test_every_key_of_verl_has_a_hint() -> None:
         ("actor_rollout_ref.rollout.val_kwargs.temperature", "use evaluation.temperatures"),
         ("actor_rollout_ref.model.lora_rank", "LoRA is not supported"),
         ("actor_rollout_ref.rollout.multi_turn.enable", "not supported: tools"),
-        ("critic.optim.lr", "use [critic]"),
+        ("critic.optim.lr", "use [loss.advantage_options]"),
         ("reward_model.model.path", "not supported: reward models"),
         ("algorithm.rollout_correction.rollout_is", "use loss.importance_level"),
         ("trainer.no_such_key", "not there"),
@@ -127,7 +127,7 @@ def test_the_hint_says_what_to_write_or_that_there_is_nothing(key: str, words: s
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("critic.lrr", "critic.lr"), ("loss.clip_lo", "loss.clip_low"), ("learner.lr_schedul", "lr_schedule")],
+    [("loss.clip_lo", "loss.clip_low"), ("learner.lr_schedul", "lr_schedule")],
 )
 def test_a_misspelt_key_of_ours_is_still_led_to_the_near_one(key: str, near: str) -> None:
     assert "did you mean" in hint(key)

@@ -18,13 +18,14 @@ from bapo.core.errors import DivergenceError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group, Origin
 from learner.advantages.formulas import group_advantages
-from learner.batch.packing import columns_of, minibatches
+from learner.batch.packing import minibatches
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.model.policy import Policy
-from learner.update.anchors import policy_shares
+from learner.update.reference import Reference
+from learner.update.step import policy_shares, step_inputs
 from learner.update.update import Updater
 from tests.support.factories import make_batch, make_group
-from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy, with_groups
+from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_groups
 from tests.support.tiny_model import perturb
 
 
@@ -190,7 +191,7 @@ def test_anchors_of_the_first_minibatch_equal_a_prox_pass(model_path: Path, tmp_
     exact = plain_logprobs(plain_model(model_path), batch)
     for entry, responses in zip(batch.entries, exact, strict=True):
         want = torch.cat([response[0] for response in responses]).detach().numpy()
-        remembered = updater.memory.recall(entry.group.group_id)
+        remembered = updater.memory.columns.get(entry.group.group_id)
         assert remembered is not None
         np.testing.assert_allclose(remembered, want, atol=1e-5)
 
@@ -236,11 +237,12 @@ def test_kl_to_the_reference_is_zero_at_the_base_model_and_grows_when_the_policy
     model_path: Path, tmp_path: Path
 ) -> None:
     config = learner_config(model_path, loss={"kl_ref": "reference", "kl_coef": 0.1}, learner={"minibatch_size": 8})
-    policy, reference = tiny_policy(config), tiny_policy(config).requires_grad_(False)
-    updater = make_updater(config, policy, tmp_path, reference)
+    policy = tiny_policy(config)
+    updater = make_updater(config, policy, tmp_path)
     assert updater.run(random_batch(step=1)).minibatches[0].kl == pytest.approx(0.0, abs=1e-6)
     perturb(policy.model, seed=1)  # type: ignore[arg-type]
     assert updater.run(random_batch(step=2)).minibatches[0].kl > 0.01
+    [reference] = (part.model for part in updater.parts.values() if isinstance(part, Reference))
     assert all(parameter.grad is None for parameter in reference.parameters())
 
 
@@ -296,7 +298,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(model_path: Pat
 def test_a_stop_ends_the_step_after_the_current_minibatch(model_path: Path, tmp_path: Path) -> None:
     config, stop = learner_config(model_path), StopFlag()
     policy = CountingPolicy(tiny_policy(config))
-    updater = Updater(config=config, policy=policy, reference=None, world=ALONE, stop=stop, run_path=tmp_path)
+    updater = Updater(config=config, policy=policy, world=ALONE, stop=stop, run_path=tmp_path)
     stop.ask()
     batch = random_batch()
     with pytest.raises(Stopped, match="after mini-batch 1 of 3"):
@@ -346,7 +348,7 @@ def test_the_share_of_the_policy_in_an_interpolated_anchor_follows_the_age_of_ea
     spans = np.array([[1, 5], [1, 4], [1, 3], [2, 2], [1, 5]], dtype=np.int32)
     batch = make_batch(groups=[dataclasses.replace(group, versions=versions, spans=spans)], step=5)
     config = learner_config(loss={"ratio_mode": "interpolated"})
-    shares = policy_shares(batch, columns_of(batch, config), config.loss)
+    shares = policy_shares(step_inputs(batch, config, CPU))
     assert shares is not None
     # Ages 0, 1 | 2, 3, 3 -> (age - 1) / age, at least 0; nobody sampled the expert's token.
     assert shares.tolist() == pytest.approx([0.0, 0.0, 1 / 2, 2 / 3, 2 / 3, 1.0])

@@ -13,18 +13,8 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.batch.packing import rows_of
-from learner.losses.base import TokenInputs, load_loss
-from learner.losses.objective import (
-    TokenLosses,
-    importance_weight,
-    is_rev,
-    k1,
-    k2,
-    k3,
-    objective,
-    token_losses,
-    token_weights,
-)
+from learner.losses.base import TokenInputs
+from learner.losses.objective import Objective, TokenLosses, importance_weight, is_rev, k1, k2, k3, token_weights
 from learner.losses.ratios import clipped_surrogate, dual_clipped
 from tests.support.learner import CPU
 from tests.support.vectors import tokens, vector
@@ -56,7 +46,7 @@ def inputs(anchor: Tensor, rollout: Tensor, reference: Tensor | None = None) -> 
 
 
 def losses_of(given: TokenInputs, config: LossConfig, logprobs: Tensor = NEW) -> TokenLosses:
-    return token_losses(logprobs, given, load_loss(config), config)
+    return Objective(config).token_losses(logprobs, given)
 
 
 def total(anchor: Tensor, rollout: Tensor, config: LossConfig, max_response_tokens: int = 4) -> float:
@@ -64,7 +54,7 @@ def total(anchor: Tensor, rollout: Tensor, config: LossConfig, max_response_toke
     weight_R = token_weights(LENGTHS, config.aggregation, max_response_tokens)
     weight = torch.from_numpy(np.repeat(weight_R, LENGTHS)).float()
     losses = losses_of(inputs(anchor, rollout), config)
-    return float(objective(losses, torch.zeros(5), weight, config))
+    return float(Objective(config).total(losses, torch.zeros(5), weight))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +191,7 @@ def test_the_reference_replaces_the_behaviour_policy_in_the_kl_term() -> None:
     config = settings(kl_coef=0.5, kl_ref="reference")
     losses = losses_of(inputs(OLD, OLD, reference=reference), config)
     assert losses.kl_M[4].item() == pytest.approx(0.040818, abs=1e-6)  # V13: log-ratio -0.3
-    with_kl = objective(losses, torch.zeros(5), torch.full((5,), 0.2), config)
+    with_kl = Objective(config).total(losses, torch.zeros(5), torch.full((5,), 0.2))
     assert float(with_kl) == pytest.approx(-0.706645 + 0.5 * float(losses.kl_M.mean()), abs=1e-5)
 
 
@@ -209,7 +199,7 @@ def test_the_entropy_bonus_lowers_the_loss_by_the_mean_entropy() -> None:
     config = settings(entropy_coef=0.1)
     losses = losses_of(inputs(OLD, OLD), config)
     entropy = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    loss = objective(losses, entropy, torch.full((5,), 0.2), config)
+    loss = Objective(config).total(losses, entropy, torch.full((5,), 0.2))
     assert float(loss) == pytest.approx(-0.706645 - 0.1 * 3.0, abs=1e-5)
 
 

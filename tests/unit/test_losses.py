@@ -12,8 +12,8 @@ import torch
 from contrib.luffy.loss import shaped_probability
 from learner.advantages.formulas import group_advantages
 from learner.batch.packing import rows_of
-from learner.losses.base import TokenInputs, load_loss
-from learner.losses.objective import importance_weight, objective, token_losses, token_weights
+from learner.losses.base import TokenInputs
+from learner.losses.objective import Objective, importance_weight, token_weights
 from learner.losses.ratios import geometric_ratio, sequence_ratio
 from tests.support.learner import CPU
 from tests.support.losses import (
@@ -156,7 +156,7 @@ def test_v17_luffy_gives_unlikely_tokens_of_an_expert_their_gradient() -> None:
         weight_M=torch.ones(4),
         expert_M=torch.ones(4, dtype=torch.bool),
     )
-    losses = token_losses(logprobs, given, load_loss(config), config)
+    losses = Objective(config).token_losses(logprobs, given)
     losses.surrogate_M.sum().backward()
     assert logprobs.grad is not None
     want = [-0.625 * weight for weight in vector("V17.luffy")["grad_weight_on_logp"]]
@@ -183,7 +183,7 @@ def test_v19_kimi_weighs_the_gradient_of_a_response_by_its_advantage_less_tau_ti
         weight_M=torch.ones(8),
         expert_M=torch.zeros(8, dtype=torch.bool),
     )
-    token_losses(logprobs, given, load_loss(config), config).surrogate_M.sum().backward()
+    Objective(config).token_losses(logprobs, given).surrogate_M.sum().backward()
     assert logprobs.grad is not None
     assert (-logprobs.grad).tolist() == pytest.approx(np.repeat(want["coef_on_grad_logp"], 2), abs=1e-6)
 
@@ -202,10 +202,10 @@ def test_v22_dppo_drops_tokens_whose_probability_has_moved_far_and_holds_all_nea
         weight_M=torch.ones(3, dtype=torch.float64),
         expert_M=torch.zeros(3, dtype=torch.bool),
     )
-    losses = token_losses(logprobs, given, load_loss(config), config)
+    losses = Objective(config).token_losses(logprobs, given)
     assert losses.clipped_M.bool().tolist() == want["dropped"]
     assert (losses.surrogate_M + 2e-3 * losses.kl_M).tolist() == pytest.approx(want["loss_tok"], abs=1e-6)
-    total = float(objective(losses, torch.zeros(3), given.weight_M, config))
+    total = float(Objective(config).total(losses, torch.zeros(3), given.weight_M))
     assert total == pytest.approx(want["sum"], abs=1e-6)
 
 
@@ -229,7 +229,7 @@ def test_the_squared_term_of_dppo_grows_beyond_20_nats_and_keeps_its_gradient() 
         weight_M=doubles([1.0]),
         expert_M=torch.zeros(1, dtype=torch.bool),
     )
-    total = objective(token_losses(logprobs, given, load_loss(config), config), torch.zeros(1), given.weight_M, config)
+    total = Objective(config).total(Objective(config).token_losses(logprobs, given), torch.zeros(1), given.weight_M)
     total.backward()
     assert logprobs.grad is not None
     assert total.item() == pytest.approx(0.625)  # 1e-3 * 25^2
@@ -239,7 +239,7 @@ def test_the_squared_term_of_dppo_grows_beyond_20_nats_and_keeps_its_gradient() 
 def test_an_experts_token_has_no_kl_to_a_policy_that_did_not_sample_it() -> None:
     config = settings(kl_coef=1.0)
     given = dataclasses.replace(inputs(OLD, OLD), expert_M=torch.tensor([False, False, False, True, True]))
-    kl = token_losses(NEW, given, load_loss(config), config).kl_M.tolist()
+    kl = Objective(config).token_losses(NEW, given).kl_M.tolist()
     assert kl[3:] == [0.0, 0.0]
     assert min(kl[:3]) > 0
 
@@ -254,6 +254,6 @@ def test_without_bounds_ppo_is_the_importance_weighted_policy_gradient() -> None
 def test_the_convex_kl_shares_its_anchor_between_the_base_model_and_the_policy_of_this_step() -> None:
     config = settings(kl_coef=1.0, kl_ref="convex")
     given = inputs(OLD, OLD, reference=-1.3, share=0.7)
-    first = float(token_losses(NEW, given, load_loss(config), config).kl_M[0])
+    first = float(Objective(config).token_losses(NEW, given).kl_M[0])
     # log-ratios -0.8 - (-1.3) = 0.5 and -0.8 - (-1.0) = 0.2; k3 = e^-d - 1 + d
     assert first == pytest.approx(0.7 * (math.exp(-0.5) - 0.5) + 0.3 * (math.exp(-0.2) - 0.8), abs=1e-9)

@@ -16,12 +16,12 @@ from bapo.core.errors import ConfigError, ContractError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Group, Prompt
 from bapo.runtime.vision import ImageReader, VisionModel, vision_model
+from contrib.gae.critic import load_critic
 from learner.batch.packing import build, columns_of, microbatches_of, plan_passes
 from learner.canary import make_canary
 from learner.distributed.world import World
 from learner.model.policy import Policy, load_policy
 from learner.publish_weights import gather_weights
-from learner.update.critic import load_critic
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config
 from tests.support.tiny_vision import END, IMAGE, START, Pictures, picture, reference_logprobs, write_tiny_vision

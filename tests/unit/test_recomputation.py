@@ -12,8 +12,7 @@ import torch
 from learner.distributed.sharding import decoder_layers
 from learner.model.layers import _Kept, checkpoints_activations
 from learner.model.policy import Policy
-from learner.update.critic import load_critic
-from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy
+from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy
 
 NUM_LAYERS, INTERMEDIATE_SIZE = 2, 128
 """Of the tiny model."""
@@ -57,11 +56,10 @@ def test_two_steps_give_the_same_losses_and_weights_to_the_last_bit(
             learner={"microbatch_tokens": 80, **settings},
         )
         policy = tiny_policy(config)
-        critic = load_critic(config, ALONE) if advantage == "gae" else None
-        updater = make_updater(config, policy, tmp_path, critic=critic)
+        updater = make_updater(config, policy, tmp_path)
         reports = [updater.run(random_batch(step=step)) for step in (1, 2)]
         losses = [(result.loss, result.grad_norm) for report in reports for result in report.minibatches]
-        modules = [policy, critic] if critic is not None else [policy]
+        modules = [policy, *(part.critic for part in updater.parts.values())]
         found.append((losses, [parameter.clone() for module in modules for parameter in module.parameters()]))
     plain_losses, plain = found[0]
     for losses, weights in found[1:]:

@@ -15,9 +15,8 @@ import torch
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Group, Origin
 from learner.batch.packing import columns_of
-from learner.update.anchors import GenerationMemory
 from learner.update.reuse import group_ess, response_log_weights, reused_groups, reused_responses, weigh_reused
-from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
+from learner.update.step import GenerationMemory, Step, StepInputs, step_inputs
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import CPU, learner_config, make_updater, random_batch, tiny_policy
 
@@ -38,10 +37,10 @@ def batch_of(*groups: tuple[Origin, tuple[float, float]]) -> Batch:
 
 def weighed(config: Config, batch: Batch) -> tuple[StepInputs, dict[str, float]]:
     """As the updater does it, with pi_theta_t(y_t) = 1 everywhere."""
-    step = step_inputs(batch, config, CPU)
-    known = step_logprobs(step, config.loss, GenerationMemory(config.algorithm.high_window))
-    known.fill_theta_t(step, reused_responses(step), torch.zeros_like(step.rollout_M))
-    return weigh_reused(step, known.theta_t_M, config)
+    step = Step.of(step_inputs(batch, config, CPU), GenerationMemory(window=3))
+    step.fill_theta_t(reused_responses(step.inputs), torch.zeros_like(step.inputs.rollout_M))
+    weigh_reused(step)
+    return step.inputs, step.facts
 
 
 def config_of(**loss: object) -> Config:
@@ -83,8 +82,8 @@ def test_a_group_below_the_floor_is_in_no_loss_and_in_no_denominator() -> None:
     assert facts["x3_left_out"] == 1
     assert sorted(group for groups in step.plan for group in groups) == [0, 2, 3]
     assert len(step.plan) == 1
-    known = step_logprobs(step, config.loss, GenerationMemory(config.algorithm.high_window))
-    assert minibatch_weights(step, known, 0, config).tolist() == pytest.approx([1 / 12] * 4 + [0] * 4 + [1 / 12] * 8)
+    weights = Step.of(step, GenerationMemory(window=3)).weights(0)
+    assert weights.tolist() == pytest.approx([1 / 12] * 4 + [0] * 4 + [1 / 12] * 8)
     assert step.advantage_M.tolist() == pytest.approx([1, 1, -1, -1] * 4, abs=1e-5), "the floor alone weighs nothing"
 
 

@@ -11,7 +11,7 @@ from bapo.config.load import load_config
 from bapo.core.types import BatchEntry, Origin
 from learner.advantages.formulas import gae, length_reward, overlong_penalty, whitened
 from learner.advantages.of_batch import row_advantages, shaped_rewards
-from learner.update.anchors import reference_share
+from learner.update.reference import reference_share
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config
 from tests.support.vectors import vector

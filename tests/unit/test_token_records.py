@@ -15,7 +15,7 @@ from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
 from learner.diagnostics.response_recorder import ResponseRecorder
-from learner.diagnostics.token_values import TokenValues
+from learner.diagnostics.step_report import TokenValues
 from tests.support.learner import (
     FakeBuffer,
     FakeFleet,

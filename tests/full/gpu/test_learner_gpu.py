@@ -12,7 +12,6 @@ from bapo.algorithms.methods import LOSS
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.model.policy import load_policy
-from learner.update.critic import load_critic
 from learner.update.update import Updater
 from tests.support.learner import learner_config, loss_settings, make_updater, random_batch, with_experts
 from tests.support.tiny_model import write_tiny_model
@@ -29,7 +28,7 @@ def losses(path: Path, device: str, dtype: str) -> list[float]:
     world = World(rank=0, size=1, device=torch.device(device))
     policy = load_policy(path, config, world)
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
-    updater = Updater(config=config, policy=policy, reference=None, world=world, stop=StopFlag(), run_path=path)
+    updater = Updater(config=config, policy=policy, world=world, stop=StopFlag(), run_path=path)
     reports = [updater.run(dataclasses.replace(random_batch(step=step), step=step)) for step in (1, 2)]
     return [result.loss for report in reports for result in report.minibatches]
 
@@ -48,9 +47,8 @@ def test_cuda_gives_every_method_the_losses_of_the_cpu(method: str, tmp_path: Pa
     for device in ("cuda", "cpu"):
         config = learner_config(tmp_path, loss=loss, learner={"device": device, "lr": 1e-4})
         world = World(rank=0, size=1, device=torch.device(device))
-        critic = load_critic(config, world) if method == "critic" else None
         policy = load_policy(tmp_path, config, world)
-        updater = make_updater(config, policy, tmp_path, critic=critic, world=world)
+        updater = make_updater(config, policy, tmp_path, world=world)
         reports = [updater.run(with_experts(random_batch(step=step))) for step in (1, 2)]
         found.append([result.loss for report in reports for result in report.minibatches])
     assert found[0] == pytest.approx(found[1], rel=1e-2, abs=1e-3)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from bapo.algorithms.credits.base import Advantage, Float64s
 from bapo.core.types import Group
+from learner.advantages.base import Advantage, Float64s
 
 
 class OfGroup(Advantage):
     """The advantage `group`."""
 
     def credit(self, group: Group, rewards: Float64s) -> Float64s:
-        """The learner takes it by response (`learner.advantages.of_batch`), with its pools and weights."""
+        """The learner takes it by response (`of_batch.py`), with its pools and weights."""
         return np.repeat(rewards - rewards.mean(), group.lengths)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.methods import Method
+from bapo.algorithms.methods import ADVANTAGE, Method, own_settings
+from bapo.config.objective import LossConfig
 from bapo.core.types import Group
 
 Float64s = NDArray[np.float64]
@@ -18,10 +19,12 @@ Float64s = NDArray[np.float64]
 class Advantage(Method, ABC):
     """By default each token has the advantage of its response: its reward against those of its group (eq. 2)."""
 
-    needs_critic = False
-    """A critic replaces the advantages (section `critic`)."""
     credits_tokens = False
     """`credit` gives each token its own."""
+    always_counts = False
+    """Whether a response with advantage 0 still trains something."""
+    trained_models = 0
+    """Models of the policy's size that train beside it."""
     _own: Any
 
     def __init__(self, own: Any = None) -> None:
@@ -33,11 +36,6 @@ class Advantage(Method, ABC):
         """What it declares above leaves no other baseline."""
         del own
         loss = config.loss
-        if cls.needs_critic and (loss.advantage_batch_norm or loss.advantage_pool != "mixed"):
-            yield (
-                f"loss.advantage = {loss.advantage} has a critic as baseline and is whitened over the batch; set "
-                "loss.advantage_batch_norm = false and loss.advantage_pool = mixed, or loss.advantage = group"
-            )
         if cls.credits_tokens and loss.has_own_baseline:
             yield (
                 f"loss.advantage = {loss.advantage} has the whole group as baseline; set loss.advantage_batch_norm = "
@@ -51,3 +49,9 @@ class Advantage(Method, ABC):
         Args:
             rewards: [G] as shaped.
         """
+
+
+def load_advantage(settings: LossConfig) -> Advantage:
+    """The advantage `settings.advantage` with its own settings. Raises: ConfigError."""
+    kind: type[Advantage] = ADVANTAGE.find(settings.advantage)
+    return kind(own_settings(ADVANTAGE, kind.Settings, settings.advantage_options))

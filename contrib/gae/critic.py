@@ -11,7 +11,6 @@ Suffixes: M response tokens, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +20,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
+from contrib.gae.advantage import Gae
 from learner.advantages.formulas import gae, whitened
 from learner.advantages.of_batch import entry_factor, shaped_rewards
 from learner.batch.packing import MicroBatch
@@ -38,8 +38,8 @@ from learner.distributed.world import World
 from learner.model.backbone import attention, freeze_vision, hidden_states
 from learner.model.layers import LayerOptions
 from learner.model.loading import load_module
-from learner.update.passes import Passes
-from learner.update.step_state import StepInputs
+from learner.update.hooks import Given, UpdateHook
+from learner.update.step import Step, StepInputs
 
 
 class Critic(nn.Module):
@@ -84,74 +84,73 @@ def load_critic(config: Config, world: World) -> Critic:
         return wrapped(AutoModel.from_config(settings, dtype=torch.float32, attn_implementation=how))
 
     def wrapped(model: PreTrainedModel) -> Critic:
-        freeze_vision(model, config)
+        freeze_vision(model, config.model)
         return Critic(model)
 
     return load_module(read, build, world=world, dtype=dtype, layers=LayerOptions.of(config.learner, world.device))
 
 
-class CriticTrainer:
+class CriticTrainer(UpdateHook):
     """Computes the baseline of a step and trains the critic."""
 
-    def __init__(self, *, config: Config, critic: Critic, passes: Passes) -> None:
-        self._config = config
-        self.critic = critic
-        self._passes = passes
-        settings = config.critic
+    name = "critic"
+    own: Gae.Settings
+
+    def __init__(self, given: Given, own: Gae.Settings) -> None:
+        super().__init__(given, own)
+        self.critic = load_critic(self.config, self.passes.world)
         self.optimizer = torch.optim.AdamW(
-            critic.parameters(), lr=settings.lr, betas=config.learner.betas, weight_decay=settings.weight_decay,
-            fused=True,
+            self.critic.parameters(), lr=own.critic_lr, betas=self.config.learner.betas,
+            weight_decay=own.critic_weight_decay, fused=True,
         )  # fmt: skip
 
-    def run(self, inputs: StepInputs) -> tuple[StepInputs, Mapping[str, float]]:
-        """Train the critic on the step's mini-batches.
+    def before_passes(self, step: Step) -> None:
+        """Train the critic on the step's mini-batches; the advantages are those of the critic before its update.
 
-        Returns: the inputs with advantages of the critic before its update, and values to log.
         Raises: DivergenceError.
         """
-        value_M = self._passes.evaluate(self.critic, inputs, np.flatnonzero(inputs.active_R))
+        inputs = step.inputs
+        value_M = self.passes.evaluate(self.critic, inputs, np.flatnonzero(inputs.active_R))
         advantage_M, return_M = self._estimate(inputs, value_M.cpu().numpy())
-        target_M = torch.from_numpy(return_M).to(value_M)
+        target_M = inputs.on_device(return_M)
         losses = [self._minibatch(inputs, k, value_M, target_M) for k in range(len(inputs.plan))]
         seen_M = np.repeat(inputs.active_R, inputs.columns.lengths_R)
-        facts = {
-            "value_loss": sum(losses) / max(1, len(losses)),
-            "value_mean": float(value_M.cpu().numpy()[seen_M].mean()) if seen_M.any() else 0.0,
-        }
-        return replace(inputs, advantage_M=torch.from_numpy(advantage_M).to(value_M)), facts
+        step.facts["value_loss"] = sum(losses) / max(1, len(losses))
+        step.facts["value_mean"] = float(value_M.cpu().numpy()[seen_M].mean()) if seen_M.any() else 0.0
+        step.inputs = replace(inputs, advantage_M=inputs.on_device(advantage_M))
 
     def _estimate(self, inputs: StepInputs, value_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[M] whitened advantages times the weights of their entries (0 if not trained), and [M] returns."""
-        columns, entries, settings = inputs.columns, inputs.batch.entries, self._config.critic
-        reward_R = np.concatenate([shaped_rewards(entry, inputs.batch.step, self._config) for entry in entries])
+        columns, entries = inputs.columns, inputs.batch.entries
+        reward_R = np.concatenate([shaped_rewards(entry, inputs.batch.step, self.config) for entry in entries])
         reward_M = np.zeros(len(value_M))
         reward_M[columns.starts_R[1:] - 1] = reward_R
         advantage_M, return_M = gae(
-            reward_M, value_M, gamma=settings.gamma, gae_lambda=settings.gae_lambda, lengths=columns.lengths_R
+            reward_M, value_M, gamma=self.own.gamma, gae_lambda=self.own.lam, lengths=columns.lengths_R
         )
         seen_M = np.repeat(inputs.active_R, columns.lengths_R)
         advantage_M[seen_M] = whitened(advantage_M[seen_M])
         advantage_M[~seen_M] = 0.0
-        factor_E = np.array([entry_factor(entry, self._config) for entry in entries])
+        factor_E = np.array([entry_factor(entry, self.config.loss) for entry in entries])
         advantage_M *= np.repeat(factor_E[columns.group_R], columns.lengths_R)
         return advantage_M.astype(np.float32), return_M.astype(np.float32)
 
     def _minibatch(self, inputs: StepInputs, k: int, old_M: Tensor, target_M: Tensor) -> float:
-        settings, responses = self._config.critic, inputs.active(k)
+        responses = inputs.active(k)
         weight_M = inputs.spread(inputs.token_mean(responses))
 
         def loss_of(micro: MicroBatch) -> Tensor:
             slot_M = micro.slot_M
-            loss_M = value_loss(self.critic(micro), old_M[slot_M], target_M[slot_M], settings.value_clip)
+            loss_M = value_loss(self.critic(micro), old_M[slot_M], target_M[slot_M], self.own.value_clip)
             return (loss_M * weight_M[slot_M]).sum()
 
-        return self._passes.optimizer_step(
-            loss_of, inputs, inputs.plan[k], responses, optimizer=self.optimizer, grad_clip=settings.grad_clip,
+        return self.passes.optimizer_step(
+            loss_of, inputs, inputs.plan[k], responses, optimizer=self.optimizer, grad_clip=self.own.critic_grad_clip,
             where="critic",
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """State for a checkpoint."""
+        """Weights and moments."""
         reshard(self.critic)
         return joined({MODEL: weights_of(self.critic), OPTIMIZER: optimizer_state(self.critic, self.optimizer)})
 
