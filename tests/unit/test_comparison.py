@@ -115,7 +115,7 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
 def test_the_preset_bapo_has_the_papers_hyper_parameters() -> None:
     rows = list(hyper_parameters(load_config(["bapo"], [])))
     assert [row[:2] for row in rows if row[2] != row[3]] == []
-    assert len(rows) == 23  # of the 24 of table 3: there is no top-k, which is off there
+    assert len(rows) == 22  # of the 24 of table 3: there is no top-k, which is off there, and no GAE without a critic
     assert ("c2 range", "algorithm.c2_range", "[0.125, 0.5]", "[0.125, 0.5]") in rows
 
 
