@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError, UnavailableError
-from bapo.transport.messages import BufferStatus, hard_prompt_map
+from bapo.core.json_values import to_map
+from bapo.transport.messages import BufferStatus
 from buffer_service.metrics import Scrape
 from buffer_service.state import GroupRecord, Health, Tables
 from buffer_service.store.invariants import Audit, Broken, violations
@@ -43,7 +44,8 @@ class Inspection:
         """B_bad with its prompts, oldest first."""
         prompts = self._store.bad_prompts()
         # An assembly between the two reads may have moved entries: keep those that are in both.
-        return [hard_prompt_map(e, prompts[e.prompt_id]) for e in self._store.tables().bad if e.prompt_id in prompts]
+        held = [entry for entry in self._store.tables().bad if entry.prompt_id in prompts]
+        return [{**to_map(entry), "prompt": to_map(prompts[entry.prompt_id])} for entry in held]
 
     async def health(self) -> Health:
         """How the store persists acknowledged writes, within READY_S. Raises: UnavailableError, also if it hangs."""

@@ -54,7 +54,7 @@ from bapo.core.types import Batch, Group, HardPrompt, Progress, Prompt, Purpose,
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.logs import RateLimitedFilter
 from bapo.transport.frame_transfer import FrameTransfer
-from bapo.transport.messages import BufferStatus, WorkerLeases, hard_prompt_from_map, status_from_map
+from bapo.transport.messages import BufferStatus, WorkerLeases
 from bapo.transport.service_client import ServiceClient, quoted
 
 __all__ = ["BufferClient", "BufferStatus", "WorkerLeases"]
@@ -264,7 +264,8 @@ class BufferClient:
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]:
         """B_bad, oldest first."""
         entries = self._service.call("GET", "/hard-prompts").json()["hard_prompts"]
-        return [hard_prompt_from_map(fields) for fields in entries]
+        what = "hard prompt"
+        return [(from_map(one, HardPrompt, what), from_map(one.get("prompt"), Prompt, what)) for one in entries]
 
     def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None:
         """Issue the re-evaluation round of step `step`, once: a second call of the same step does nothing."""
@@ -312,7 +313,8 @@ class BufferClient:
     # -- state ------------------------------------------------------------------------------------------------
 
     def status(self) -> BufferStatus:
-        return status_from_map(self._service.call("GET", "/status").json())
+        """Keys that a newer service adds are ignored."""
+        return from_map(self._service.call("GET", "/status").json(), BufferStatus, "buffer status")
 
     def snapshot(self) -> bytes:
         """The state of the run, as one consistent binary with a checksum."""

@@ -1,13 +1,11 @@
-"""JSON messages of the buffer's API: requests, hard prompts, status. Groups and batches are in `bapo.core.codec`."""
+"""The status of the buffer, as its API says it. Requests and prompts are in `bapo.core.types`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.core.json_values import from_map, to_map
-from bapo.core.types import HardPrompt, Prompt, Purpose, Version
+from bapo.core.types import Purpose, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +111,3 @@ class BufferStatus:
             sum(self.reevaluation_rounds.values()),
             sum(self.evaluations.values()),
         )
-
-
-def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:
-    """One entry of B_bad with its prompt as JSON values."""
-    return {**to_map(entry), "prompt": to_map(prompt)}
-
-
-def hard_prompt_from_map(values: Mapping[str, Any]) -> tuple[HardPrompt, Prompt]:
-    """Inverse of `hard_prompt_map`. Raises: ContractError."""
-    what = "hard prompt"
-    return from_map(values, HardPrompt, what), from_map(values.get("prompt"), Prompt, what)
-
-
-def status_from_map(values: Mapping[str, Any]) -> BufferStatus:
-    """Inverse of `to_map`; keys that a newer service adds are ignored. Raises: ContractError."""
-    return from_map(values, BufferStatus, "buffer status")

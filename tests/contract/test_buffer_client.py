@@ -23,10 +23,9 @@ from bapo.core.errors import (
     StorageError,
     UnavailableError,
 )
-from bapo.core.json_values import to_map
+from bapo.core.json_values import from_map, to_map
 from bapo.core.types import Progress, Purpose
-from bapo.transport.buffer_client import BufferClient
-from bapo.transport.messages import status_from_map
+from bapo.transport.buffer_client import BufferClient, BufferStatus
 from tests.support.buffer import STATUS
 from tests.support.factories import make_group, make_prompt, make_request
 
@@ -213,15 +212,15 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
 def test_requests_and_status_survive_their_way_through_json() -> None:
     request = make_request(purpose=Purpose.EVALUATE, step=3, min_version=2, label="held_out@2", attempts=1)
     assert request_from_map(json.loads(json.dumps(to_map(request)))) == request
-    assert status_from_map(json.loads(json.dumps(to_map(STATUS)))) == STATUS
-    assert status_from_map({**to_map(STATUS), "added_later": 1}) == STATUS
+    assert from_map(json.loads(json.dumps(to_map(STATUS))), BufferStatus, "status") == STATUS
+    assert from_map({**to_map(STATUS), "added_later": 1}, BufferStatus, "status") == STATUS
 
 
 def test_a_malformed_status_is_a_contract_error() -> None:
     values = to_map(replace(STATUS, workers={}))
     for key in ("workers", "step"):
         with pytest.raises(ContractError):
-            status_from_map({name: value for name, value in values.items() if name != key})
+            from_map({name: value for name, value in values.items() if name != key}, BufferStatus, "status")
 
 
 MOVED: Reply = (301, "<html>", {"Location": "https://elsewhere/x", "Content-Type": "text/html"})
