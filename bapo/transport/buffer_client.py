@@ -10,7 +10,7 @@
                                the batch continues without those that it confirms
 
 Every call is idempotent and is repeated until `retry_s` has passed. `BufferClient` is thread-safe; coroutines call it
-by `asyncio.to_thread`. Needs numpy, msgpack, redis and urllib3, but neither torch nor the rest of BAPO.
+by `asyncio.to_thread`. Needs numpy, msgspec, xxhash, redis and urllib3, but neither torch nor the rest of BAPO.
 """
 
 from __future__ import annotations
