@@ -35,7 +35,7 @@ def test_bapo_is_table_3() -> None:
 
 
 METHODS: dict[str, tuple[str, dict[str, object]]] = {
-    # preset of the core -> (the one beneath, every key that differs from it)
+    # preset of the core -> (the one beneath, every key that differs); of TRL and verl: test_config_peers.py
     "dr-grpo": (
         "grpo",
         {"loss.advantage_norm": "center", "loss.aggregation": "const_len", "loss.kl_coef": 0.0,
@@ -45,22 +45,6 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
         "grpo",
         {"loss.name": "gspo", "loss.ratio_mode": "decoupled", "loss.importance_level": "none", "loss.clip_low": 3e-4,
          "loss.clip_high": 4e-4, "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
-    ),
-    "trl-grpo": (  # each against TRL's own: test_config_peers.py
-        "grpo",
-        {"algorithm.batch_size": 1, "rollout.num_workers": 1, "rollout.max_response_tokens": 512,
-         "loss.ratio_mode": "decoupled", "loss.importance_level": "sequence", "loss.importance_mode": "mask",
-         "loss.aggregation": "token_mean", "loss.advantage_norm": "std_ddof1", "loss.advantage_eps": 1e-4,
-         "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "learner.lr_schedule": "linear", "learner.warmup_steps": 0,
-         "learner.weight_decay": 0.0, "learner.minibatch_size": None},
-    ),
-    "verl-grpo": (
-        "grpo",
-        {"algorithm.batch_size": 1024, "algorithm.group_size": 5, "rollout.num_workers": 1,
-         "rollout.max_prompt_tokens": 512, "rollout.max_response_tokens": 512, "loss.ratio_mode": "decoupled",
-         "loss.importance_level": "none", "loss.dual_clip": 3.0, "loss.aggregation": "token_mean",
-         "loss.advantage_norm": "std_ddof1", "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "learner.warmup_steps": 0,
-         "learner.weight_decay": 0.01, "learner.minibatch_size": 256},
     ),
     "cispo": (
         "grpo",
