@@ -64,12 +64,13 @@ def _presets() -> Iterator[str]:
 
 def _methods() -> Iterator[str]:
     yield "## Settings of one composer, selector or loss\n"
-    yield "They apply to the one that the config names; your own has those of its class `Settings`.\n"
-    yield f"| section | of | {HEADER}\n|---|---|---|---|---|---|"
+    sections = ", ".join(f"{kind.what} `[{kind.options}]`" for kind in KINDS)
+    yield f"Of the one that the config names ({sections}); your own has those of its class `Settings`.\n"
+    yield f"| of | {HEADER}\n|---|---|---|---|---|"
     for kind in KINDS:
         for name in kind.names():
             settings = kind.find(name).Settings
-            yield from (f"| `[{kind.options}]` | {kind.what} `{name}` {row}" for row in _rows(settings))
+            yield from (f"| {kind.what} `{name}` {row}" for row in _rows(settings))
     yield ""
 
 
@@ -123,7 +124,7 @@ def _words(annotation: Any) -> str:
     if annotation is types.NoneType:
         return "null"
     if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
+        return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(argument) for argument in arguments)
     if origin is typing.Annotated:

@@ -61,7 +61,18 @@ def test_links_resolve_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(path), target
 
 
-@pytest.mark.parametrize(("page", "line"), [(page.name, line) for page in PAGES for line in bapo_lines(page)])
+def examples_of_help(command: Any) -> list[str]:
+    """What a reader of `--help` types after `bapo`."""
+    inner = [line for part in getattr(command, "commands", {}).values() for line in examples_of_help(part)]
+    text = re.sub(r"\s*\\\n\s*", " ", (command.help or "").partition("Examples:")[2])
+    return inner + re.findall(r"^\s*bapo (.*?)(?: > .*)?$", text, re.MULTILINE)
+
+
+SHOWN = [(page.name, line) for page in PAGES for line in bapo_lines(page)]
+SHOWN += [("--help", line) for line in examples_of_help(typer.main.get_command(app))]
+
+
+@pytest.mark.parametrize(("page", "line"), SHOWN)
 def test_the_command_line_accepts_what_a_page_shows(page: str, line: str) -> None:
     command: Any = typer.main.get_command(app)
     words, context = shlex.split(line, comments=True), click.Context(command)
