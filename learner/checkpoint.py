@@ -48,10 +48,9 @@ from learner.distributed.shard_files import (
 )
 from learner.distributed.sharding import reshard
 from learner.distributed.world import World
-from learner.model.policy import Policy
 from learner.publish_weights import WeightPublisher, link, write_weights
-from learner.update.hooks import UpdateHook
 from learner.update.step import GenerationMemory
+from learner.update.update import Updater
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +121,7 @@ class CheckpointWriter:
         self,
         step: int,
         *,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        memory: GenerationMemory,
-        parts: Mapping[str, UpdateHook],
+        updater: Updater,
         publisher: WeightPublisher,
         buffer_snapshot: bytes,
     ) -> None:
@@ -141,17 +137,18 @@ class CheckpointWriter:
                 format=FORMAT,
                 step=step,
                 alpha_version=publisher.version,
-                num_updates=num_updates(optimizer),
+                num_updates=num_updates(updater.optimizer),
                 canary=publisher.newest.canary,
-                anchor_steps=dict(memory.steps),
+                anchor_steps=dict(updater.memory.steps),
                 num_files=0,
             )
             with _removed_on_failure(folder):
-                _begin(folder, memory, Path(publisher.newest.path), buffer_snapshot)
+                _begin(folder, updater.memory, Path(publisher.newest.path), buffer_snapshot)
         self._world.meet()  # the folder exists
-        reshard(policy)
-        trained = {MODEL: weights_of(policy.model), OPTIMIZER: optimizer_state(policy.model, optimizer)}
-        tensors = joined({**trained, **{name: part.tensors() for name, part in parts.items()}})
+        reshard(updater.policy)
+        model = updater.policy.model
+        trained = {MODEL: weights_of(model), OPTIMIZER: optimizer_state(model, updater.optimizer)}
+        tensors = joined({**trained, **{name: part.tensors() for name, part in updater.parts.items()}})
         self._shards.start(tensors, folder / SHARDS)
         self._pending = Pending(step=step, folder=folder, state=state)
 
@@ -213,22 +210,20 @@ class Checkpoint:
         """The buffer service's snapshot."""
         return (self.folder / "buffer.bin").read_bytes()
 
-    def load_policy(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Weights and Adam's moments. Raises: ConfigError if the model differs."""
-        self.weights.load(weights_of(policy.model))
-        load_optimizer(policy.model, optimizer, self.shards.part(OPTIMIZER))
+    def load(self, updater: Updater) -> None:
+        """Weights, optimizer, stored anchors and parts; a part without stored state is left unchanged.
 
-    def load_parts(self, parts: Mapping[str, UpdateHook]) -> None:
-        """Load the state of the parts; a part without stored state is left unchanged."""
-        for name, part in parts.items():
+        Raises: ConfigError if the model differs.
+        """
+        model, memory = updater.policy.model, updater.memory
+        self.weights.load(weights_of(model))
+        load_optimizer(model, updater.optimizer, self.shards.part(OPTIMIZER))
+        memory.columns = load_arrays(self.folder / "anchors.safetensors")
+        memory.steps = self.state.anchor_steps
+        for name, part in updater.parts.items():
             stored = self.shards.part(name)
             if stored.stored:
                 part.load(stored)
-
-    def load_memory(self, memory: GenerationMemory) -> None:
-        """Load log pi_gen of groups that may be reused."""
-        memory.columns = load_arrays(self.folder / "anchors.safetensors")
-        memory.steps = self.state.anchor_steps
 
 
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:

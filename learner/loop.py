@@ -133,10 +133,7 @@ class Learner:
             self.world.meet()  # the collectives below have a shorter deadline than the snapshot
             self.checkpoints.save(
                 step,
-                policy=self.policy,
-                optimizer=self.updater.optimizer,
-                memory=self.updater.memory,
-                parts=self.updater.parts,
+                updater=self.updater,
                 publisher=self.publisher,
                 buffer_snapshot=snapshot,
             )
@@ -178,6 +175,6 @@ class Learner:
             self.token_records.put(batch, report.tokens, report.advantage_M)
         show(self.telemetry, batch, row, report.diagnosis, self.publisher.take_seconds())
         self.prompts.count(batch.results)
-        log_step(row, self.config)
+        log_step(row, self.config.run.num_steps)
         if alarm:
             self.alarms.warn(alarm)

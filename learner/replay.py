@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import ConfigError, DivergenceError
@@ -37,7 +38,7 @@ from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World, pick_device
 from learner.loop import Learner
 from learner.publish_weights import gather_weights
-from learner.startup import load_state, make_learner
+from learner.startup import make_learner
 
 log = logging.getLogger("learner.replay")
 
@@ -56,7 +57,7 @@ def main(flags: Flags) -> None:
     torch.set_num_threads(flags.config.learner.num_threads)
     with progress(f"replaying step {plan.step} of {flags.run.name}"):
         found = replay(flags, plan, token_records=flags.extra.token_records)
-    sys.stdout.write((as_json(found) if flags.extra.json else as_text(found, flags.config)) + "\n")
+    sys.stdout.write((as_json(found) if flags.extra.json else as_text(found, flags.config.learner)) + "\n")
 
 
 def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Replay:
@@ -96,7 +97,7 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
     learner = make_learner(alone, world, StopFlag(), Telemetry(), None, images=flags.run.images)
     if checkpoint:
-        load_state(learner, checkpoint)
+        checkpoint.load(learner.updater)
     return learner
 
 
@@ -201,12 +202,12 @@ def as_json(found: Replay) -> str:
     return json.dumps({**document, "weights_differ_by": found.weights_differ_by}, indent=2)
 
 
-def as_text(found: Replay, config: Config) -> str:
+def as_text(found: Replay, learner: LearnerConfig) -> str:
     """The requested step in full, earlier ones in one line each."""
-    return "\n".join(_lines(found, config))
+    return "\n".join(_lines(found, learner))
 
 
-def _lines(found: Replay, config: Config) -> Iterator[str]:
+def _lines(found: Replay, learner: LearnerConfig) -> Iterator[str]:
     last = found.steps[-1]
     origin = f"the checkpoint of step {found.start}" if found.start else "the base model"
     yield f"run {found.run}, step {last.step}, replayed from {origin} with recorded batches of {len(found.steps)} steps"
@@ -226,7 +227,7 @@ def _lines(found: Replay, config: Config) -> Iterator[str]:
         equal = not found.weights_differ_by
         how = "are bitwise equal to" if equal else f"differ by at most {found.weights_differ_by:.3g} from"
         yield f"weights after it {how} the checkpoint of step {last.step}"
-    yield from _notes(found, config)
+    yield from _notes(found, learner)
 
 
 def _line(step: RepeatedStep) -> str:
@@ -246,13 +247,13 @@ def _minibatch_lines(results: Sequence[MinibatchResult]) -> Iterator[str]:
         )
 
 
-def _notes(found: Replay, config: Config) -> Iterator[str]:
+def _notes(found: Replay, learner: LearnerConfig) -> Iterator[str]:
     """Why the replay may not be exact."""
     if found.exact:
         return
-    if config.learner.num_ranks > 1:
-        yield f"the run had {config.learner.num_ranks} ranks and the replay has one: the order of sums differs"
-    if config.learner.device != "cpu":
+    if learner.num_ranks > 1:
+        yield f"the run had {learner.num_ranks} ranks and the replay has one: the order of sums differs"
+    if learner.device != "cpu":
         yield "on a GPU the order of sums is nondeterministic; on the CPU a replay is exact"
     yield "a different torch version, processor or number of threads also changes the last bits"
 

@@ -287,15 +287,8 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
         flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
         _count_prompts(flags.run, learner.prompts)
     if checkpoint is not None:
-        load_state(learner, checkpoint)
+        checkpoint.load(learner.updater)
         log.info("resuming after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
-
-
-def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Load weights, optimizer, stored anchors and parts."""
-    checkpoint.load_policy(learner.policy, learner.updater.optimizer)
-    checkpoint.load_memory(learner.updater.memory)
-    checkpoint.load_parts(learner.updater.parts)
 
 
 def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:

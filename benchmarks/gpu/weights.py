@@ -11,7 +11,7 @@ from benchmarks.gpu.learner import wait
 from benchmarks.gpu.models import SHAPES, learner_config, world_of, write_model
 from benchmarks.learner_throughput import make_batch
 from learner.distributed.sharding import whole
-from learner.startup import load_state, newest_checkpoint
+from learner.startup import newest_checkpoint
 
 
 def weights(findings: Findings, device: str, *, model: str) -> None:
@@ -60,7 +60,7 @@ def weights(findings: Findings, device: str, *, model: str) -> None:
     del learner
     start = time.perf_counter()
     resumed = make_test_learner(config, run, buffer=buffer, fleet=fleet, resume=True, world=world)
-    load_state(resumed, newest)
+    newest.load(resumed.updater)
     findings.add(resume_s=time.perf_counter() - start)
     pairs = zip(saved, resumed.policy.parameters(), strict=True)
     findings.require(

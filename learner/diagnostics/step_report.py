@@ -267,10 +267,10 @@ def staleness_of(batch: Batch, origin: Origin) -> list[int]:
     return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
 
 
-def log_step(row: Mapping[str, Any], config: Config) -> None:
+def log_step(row: Mapping[str, Any], num_steps: int) -> None:
     """Log one line per step."""
     names = ("x1", "x2", "x3", "num_bad", "num_high", "num_updates", "num_tokens")
     numbers = ("reward_mean", "loss", "grad_norm", "entropy", "clip_ratio", *(f"{phase}_s" for phase in PHASES))
     counts = " ".join(f"{name}={row[name]}" for name in names)
     values = " ".join(f"{name}={row[name]:.3g}" for name in numbers if row[name] is not None)
-    log.info("step %d/%d version=%d %s %s", row["step"], config.run.num_steps, row["policy_version"], counts, values)
+    log.info("step %d/%d version=%d %s %s", row["step"], num_steps, row["policy_version"], counts, values)

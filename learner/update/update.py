@@ -65,7 +65,7 @@ class Updater:
         """
         self._images = None if images is None or policy.vision is None else ImageReader(policy.vision, images)
         self._config = config
-        self._policy = policy
+        self.policy = policy
         self._stop = stop
         self._flops = model_flops(policy)
         self._objective = Objective(config.loss)
@@ -122,7 +122,7 @@ class Updater:
         early = self._objective.needs_anchors or not step.inputs.plan
         unknown = step.without_anchor(but_for=None if early else 0)
         if len(unknown):
-            step.fill_theta_t(unknown, self.passes.evaluate(self._policy.logprobs, step.inputs, unknown))
+            step.fill_theta_t(unknown, self.passes.evaluate(self.policy.logprobs, step.inputs, unknown))
 
     def _train(self, step: Step) -> tuple[MinibatchResult, ...]:
         """UPDATE: one optimizer step per mini-batch, and what the hooks train."""
@@ -151,7 +151,7 @@ class Updater:
             hook.after_minibatch(step)
         if k == 0:  # the policy still was theta_t
             step.fill_theta_t(inputs.active(k), world.sum(own_M))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._config.learner.grad_clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._config.learner.grad_clip)
         result = meter.result(
             whole(grad_norm),
             num_tokens=int(inputs.columns.lengths_R[inputs.responses(k)].sum()),
@@ -175,7 +175,7 @@ class Updater:
         inputs = step.inputs
         for micro in self.passes.microbatches(inputs, inputs.active(k)):
             given = step.token_inputs(micro.slot_M, micro.rows, weight_M)
-            logprobs_M, entropy_M = self._policy(micro)
+            logprobs_M, entropy_M = self.policy(micro)
             losses = objective.token_losses(logprobs_M, given)
             loss = objective.total(losses, entropy_M, given.weight_M)
             # FSDP averages gradients over ranks, but the parts of the loss add up.
@@ -195,7 +195,7 @@ class Updater:
         if not self._objective.loss.whole_minibatch or not len(responses):
             return self._objective
         slot_M, rows = inputs.slots(responses)
-        logprobs_M = self.passes.evaluate(self._policy.logprobs, inputs, responses)[slot_M]
+        logprobs_M = self.passes.evaluate(self.policy.logprobs, inputs, responses)[slot_M]
         return self._objective.fitted(logprobs_M, step.token_inputs(slot_M, rows, weight_M))
 
     def _utilization(self, inputs: StepInputs, watch: Stopwatch) -> Utilization:

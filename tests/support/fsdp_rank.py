@@ -17,7 +17,7 @@ from typing import Any
 from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.distributed.world import join, leave
-from learner.startup import load_state, newest_checkpoint, republish
+from learner.startup import newest_checkpoint, republish
 from tests.support.learner import (
     CPU,
     FakeBuffer,
@@ -80,7 +80,7 @@ def main(
         placement = next(learner.policy.parameters()).placements  # type: ignore[attr-defined]
         assert [part.is_shard() for part in placement] == ([False, True] if replicas > 1 else [True])
     if checkpoint:
-        load_state(learner, checkpoint)
+        checkpoint.load(learner.updater)
         republish(learner, checkpoint)
     if int(first_step) > int(last_step):
         learner.save_checkpoint(int(last_step))

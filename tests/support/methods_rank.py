@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from bapo.algorithms.methods import COMPOSER
 from bapo.config.layers import preset_names
 from bapo.config.learner import LearnerConfig
 from bapo.config.load import load_config
@@ -57,9 +58,11 @@ IN_NO_PRESET: dict[str, tuple[str, Sections]] = {
 
 
 def sections_of(preset: str) -> Sections:
-    """The loss of a preset and the rewards that it sees."""
+    """The loss of a preset, the rewards that it sees, and a composer that adds to the update."""
     config = load_config([preset], [])
     found = {"loss": config.loss.model_dump(), "shaping": config.shaping.model_dump()}
+    if COMPOSER.find(config.algorithm.composer).update_hooks:
+        found["algorithm"] = config.algorithm.model_dump(include={"composer", "options"})
     for section, nearer in NEARER.items():
         found[section] |= {key: value for key, value in nearer.items() if found[section][key]}
     return found

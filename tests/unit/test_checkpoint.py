@@ -29,7 +29,7 @@ from learner.distributed.shard_files import _RankWriter, weights_of
 from learner.distributed.stopping import Stopped
 from learner.export import export_model
 from learner.loop import Learner
-from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
+from learner.startup import agreed_checkpoint, newest_checkpoint, republish, resume_buffer
 from tests.support.learner import (
     FakeBuffer,
     FakeFleet,
@@ -76,7 +76,7 @@ def train(config: Config, run: Path, buffer: FakeBuffer, fleet: FakeFleet, *, re
     if resume:
         resume_buffer(learner.buffer, checkpoint)
     if checkpoint:
-        load_state(learner, checkpoint)
+        checkpoint.load(learner.updater)
         republish(learner, checkpoint)
     learner.run(checkpoint.state.step + 1 if checkpoint else 1)
     newest = newest_checkpoint(run / "checkpoints")

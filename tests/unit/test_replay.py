@@ -64,7 +64,7 @@ def test_the_third_step_again_gives_its_weights_and_its_row_bit_by_bit(
     assert all(step.differences == [] and len(step.compared) > 20 for step in found.steps)
     assert (found.weights_differ_by, found.exact) == (0.0, True)
     assert files_of(tmp_path) == before  # a replay changes nothing in the run
-    text = as_text(found, config)
+    text = as_text(found, config.learner)
     assert "weights after it are bitwise equal to the checkpoint of step 3" in text
     assert "values are equal to metrics.jsonl" in text
 
@@ -82,7 +82,7 @@ def test_what_comes_out_otherwise_is_named(model_path: Path, tmp_path: Path) -> 
     assert found.weights_differ_by is not None
     assert found.weights_differ_by > 0
     assert not json.loads(as_json(found))["exact"]
-    assert "different: loss" in as_text(found, config)
+    assert "different: loss" in as_text(found, config.learner)
 
 
 def test_a_run_keeps_the_batches_behind_its_oldest_checkpoint_and_no_others(model_path: Path, tmp_path: Path) -> None:
