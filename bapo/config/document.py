@@ -24,6 +24,7 @@ from bapo.config.tree import Config
 
 PAGE = Path("docs/configuration.md")
 HEADER = "key | default | values | meaning |"
+SHOWN_BY_DEFAULT = (str, bool, int, float)
 GUARD = 10_000
 """A bound above it is no choice of a user: a port, a number of steps, seconds that a timer can count."""
 
@@ -115,8 +116,11 @@ def _type_of(field: FieldInfo) -> str:
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if getattr(rule, name, None) is not None and getattr(rule, name) < GUARD
     ]
-    plain = field.annotation in (str, bool, int, float) or typing.get_origin(field.annotation) in (dict, tuple)
-    return ", ".join([*([] if plain else [_words(field.annotation)]), *bounds])
+    plain = field.annotation in SHOWN_BY_DEFAULT or typing.get_origin(field.annotation) in (dict, tuple)
+    words = "" if plain else _words(field.annotation)
+    if bounds and field.default is None:  # a number, and null
+        words = ""
+    return ", ".join([*filter(None, [words]), *bounds])
 
 
 def _words(annotation: Any) -> str:

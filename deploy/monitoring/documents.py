@@ -19,9 +19,12 @@ Generated from `bapo/runtime/metrics` by `python -m deploy.monitoring`: do not e
   `process_*` series. An unknown value is NaN or has no series.
 * The unit is in the name: `_ratio` is a share. Names in `_total` are counters, rows marked (h) histograms, all others
   gauges.
-* Values of labels are complete; a label without values has those that occur, a bounded number.
+* Values of labels are complete; a label without values has those that occur, a bounded number. `origin` is x1, x2 or
+  x3, `purpose` fresh, reevaluate or evaluate, `table` fresh, reevaluated, bad or high.
 * Instances of the buffer service show the same gauges: take `max`; their counters add up: take `sum`.
 """
+COMMON = ("origin", "purpose", "table")
+"""Labels whose values the head of the page has."""
 TITLES = {
     Process.BUFFER_SERVICE: "Buffer service",
     Process.ROLLOUT_SERVER: "Rollout server",
@@ -52,7 +55,8 @@ def _table(metrics: Sequence[Metric]) -> str:
 
 def _labels(metric: Metric) -> str:
     return "; ".join(
-        f"{label.name} ({', '.join(label.values)})" if label.values else label.name for label in metric.labels
+        f"{label.name} ({', '.join(label.values)})" if label.values and label.name not in COMMON else label.name
+        for label in metric.labels
     )
 
 
