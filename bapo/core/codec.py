@@ -17,7 +17,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -228,7 +228,7 @@ _STORED_AS = {"group_id": "id", "worker_id": "worker"} | {
 }
 
 
-class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=_STORED_AS, dict=True):
+class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=_STORED_AS):
     """The header of a group frame, as it is stored: it is read without touching the tokens."""
 
     group_id: str
@@ -253,15 +253,15 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # For G entries numpy's calls cost more than what they do.
 
-    @cached_property
+    @property
     def lengths(self) -> tuple[int, ...]:
         return _numbers("i", self.lengths_i4)
 
-    @cached_property
+    @property
     def rewards(self) -> tuple[float, ...]:
         return _numbers("f", self.rewards_f4)
 
-    @cached_property
+    @property
     def versions(self) -> tuple[int, ...]:
         """[2 G] oldest and newest of each response."""
         return _numbers("i", self.versions_i4)
@@ -285,7 +285,12 @@ _GROUP = msgspec.msgpack.Decoder(GroupHeader)
 
 
 def _numbers(kind: str, data: bytes) -> tuple[Any, ...]:
-    return struct.unpack(f"<{len(data) // 4}{kind}", data)
+    return _layout(kind, len(data) // 4).unpack(data)
+
+
+@lru_cache(maxsize=256)
+def _layout(kind: str, size: int) -> struct.Struct:
+    return struct.Struct(f"<{size}{kind}")
 
 
 def _checked_header(packed: memoryview, num_body_bytes: int) -> GroupHeader:
@@ -317,7 +322,8 @@ def _require_plausible(header: GroupHeader, num_body_bytes: int) -> None:
     are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0
     if not are_shares or max(header.outcomes) > Outcome.EXPERT:
         raise ContractError(f"{where}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
-    if min(versions[0::2]) < 0 or any(map(operator.gt, versions[0::2], versions[1::2])):
+    oldest, newest = versions[0::2], versions[1::2]
+    if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
         raise ContractError(f"{where}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS)
 
 

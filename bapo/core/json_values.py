@@ -19,7 +19,9 @@ MAX_DEPTH = 32
 """Levels of maps and lists in a prompt's answer, the only part of a message that has any depth."""
 _PLAIN = {str, bool, type(None)}
 """Types of which every value is plain."""
-_NESTED = (dict, list, tuple, Mapping)
+_KEYS = {str}
+_LISTS = (list, tuple)
+_NESTED = (dict, *_LISTS, Mapping)
 _PLAIN_OF: tuple[tuple[type, Any], ...] = ((Mapping, dict), (str, str), (int, int), (float, float))
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 
@@ -70,8 +72,8 @@ def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
     if depth == 0:
         raise ContractError(f"{what} is nested deeper than {MAX_DEPTH} levels", Refusal.HEADER)
     items: Iterable[Any] = value
-    if isinstance(value, Mapping):
-        if not {str}.issuperset(map(type, value)):
+    if not isinstance(value, _LISTS):
+        if not _KEYS.issuperset(map(type, value)):
             raise ContractError(f"{what} has keys that are not text: {list(value)!r:.100}", Refusal.HEADER)
         items = value.values()
     for item in items:
