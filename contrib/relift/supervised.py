@@ -24,6 +24,7 @@ class Supervised(UpdateHook):
     """Owns the second optimizer of the policy."""
 
     name = "supervised"
+    trains_sft = True
     own: Relift.Settings
 
     def __init__(self, given: Given, own: Relift.Settings) -> None:

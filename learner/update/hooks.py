@@ -61,6 +61,8 @@ class UpdateHook:
 
     name = ""
     """Of its state in a checkpoint."""
+    trains_sft = False
+    """Whether it trains the entries of kind sft."""
 
     def __init__(self, given: Given, own: Any = None) -> None:
         """`own`: the Settings of the part of the method that brings it. Collective."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
 from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader, ReadImage
 from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, UpdateReport
@@ -85,12 +86,14 @@ class Updater:
     def run(self, batch: Batch) -> UpdateReport:
         """One step. An empty batch changes nothing.
 
-        Raises: DivergenceError before any weight becomes non-finite; Stopped.
+        Raises: ConfigError for entries that nothing trains; DivergenceError before any weight becomes non-finite;
+        Stopped.
         """
         watch, lr = Stopwatch(gpu_events(self.passes.world.device)), self._set_lr(batch.step)
         if not batch.entries:
             log.warning("step %d empty batch: no update", batch.step)
             return UpdateReport(lr=lr, minibatches=(), num_tokens=0, seconds=watch.seconds)
+        self._refuse_what_nothing_trains(batch)
         step = Step.of(step_inputs(batch, self._config, self.passes.world.device, self._images), self.memory)
         if self._config.learner.reset_optimizer:
             self.optimizer.state.clear()
@@ -104,6 +107,14 @@ class Updater:
             for hook in self.hooks:
                 report = hook.report(step, report)
         return replace(report, seconds=watch.seconds, utilization=self._utilization(step.inputs, watch))
+
+    def _refuse_what_nothing_trains(self, batch: Batch) -> None:
+        if any(entry.kind == "sft" for entry in batch.entries) and not any(hook.trains_sft for hook in self.hooks):
+            composer = self._config.algorithm.composer
+            raise ConfigError(
+                f"step {batch.step} has entries of kind sft, and nothing trains them: the composer {composer!r} must "
+                "name what does in update_hooks, such as contrib.relift.supervised:Supervised (docs/methods.md)"
+            )
 
     def _set_lr(self, step: int) -> float:
         lr = lr_at(self._config.learner, step, self._config.run.num_steps)

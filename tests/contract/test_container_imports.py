@@ -55,7 +55,7 @@ def graph() -> grimp.ImportGraph:
 
 
 OPTIONAL = {
-    ("* *", "contrib"): "methods that only a checkout has; the registry names those that are there",
+    ("* *", "contrib"): "methods and tasks, found by name: all images copy them, and they import what the core imports",
     ("* *", "datasets"): "a data set of the Hub; files need none, and the error says what to install",
     ("* *", "reasoning_gym"): "a task with a requirement file of its own",
     ("* *", "wandb mlflow tensorboardX trackio"): "trackers have a requirement file of their own, and say so",

@@ -43,9 +43,10 @@ def small(name: str, path: Path | str = "model", budget: int = 5000) -> Config:
     return load_config([name], [token for key, value in sizes.items() for token in (f"--{key}", str(value))])
 
 
-def mixed_batch(model: PreTrainedModel | None = None) -> Batch:
-    """Groups of all origins, rows of experts, rows that were sampled before, and entries of kind sft."""
-    return with_supervised(with_experts(random_batch(model)), 2, 5)
+def mixed_batch(model: PreTrainedModel | None = None, *, with_sft: bool = False) -> Batch:
+    """Groups of all origins, rows of experts, rows that were sampled before, and, if asked, entries of kind sft."""
+    batch = with_experts(random_batch(model))
+    return with_supervised(batch, 2, 5) if with_sft else batch
 
 
 @pytest.mark.parametrize("name", WITH_GROUP_BASELINE)
@@ -74,7 +75,8 @@ def test_what_a_method_minimises_does_not_depend_on_micro_batches(name: str, mod
     for budget in (5000, 64):
         config = small(name, model_path, budget)
         updater = make_updater(config, tiny_policy(config), tmp_path)
-        results = updater.run(mixed_batch(model)).minibatches
+        with_sft = any(hook.trains_sft for hook in updater.hooks)
+        results = updater.run(mixed_batch(model, with_sft=with_sft)).minibatches
         found.append([value for result in results for value in (result.loss, result.grad_norm)])
     assert found[0] == pytest.approx(found[1], rel=2e-3, abs=1e-5)
     assert max(found[0]) > 1e-4

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bapo.core.errors import ConfigError
 from learner.update.step import step_inputs
 from tests.support.learner import CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
 
@@ -28,6 +29,13 @@ def test_entries_of_kind_sft_are_trained_by_cross_entropy_and_by_nothing_else(mo
     for number in range(2, 8):
         last = updater.run(dataclasses.replace(batch, step=number)).facts["supervised_loss"]
     assert last < 0.8 * first
+
+
+def test_entries_that_nothing_trains_are_refused(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path)
+    batch = with_supervised(random_batch(), 1)
+    with pytest.raises(ConfigError, match="nothing trains them"):
+        make_updater(config, tiny_policy(config), tmp_path).run(batch)
 
 
 def test_a_batch_of_supervised_entries_alone_has_no_policy_update(model_path: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ METHODS = all_methods()
 def main(model_path: str, run: str, num_ranks: str) -> None:
     learner = {"num_ranks": int(num_ranks), "lr": 1e-4, "microbatch_tokens": 100}
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)  # its log-probs are alpha's
-    batches = [mixed_batch(model, step) for step in (1, 2)]
+    batches = {with_sft: [mixed_batch(model, step, with_sft=with_sft) for step in (1, 2)] for with_sft in (False, True)}
     found = {}
     world = join(LearnerConfig(num_ranks=int(num_ranks)), CPU, 60.0)
     for method, sections in METHODS.items():
@@ -95,19 +95,20 @@ def main(model_path: str, run: str, num_ranks: str) -> None:
     leave(world, together=True)
 
 
-def mixed_batch(model: PreTrainedModel, step: int) -> Batch:
-    """Two mini-batches of three: all origins, rows of experts, replayed and truncated ones, an entry of kind sft."""
-    batch = with_strangers(random_batch(model, num_groups=6, step=step), 0, 4)
-    return with_supervised(with_truncated(with_experts(batch)), 1)
+def mixed_batch(model: PreTrainedModel, step: int, *, with_sft: bool) -> Batch:
+    """Two mini-batches of three: all origins, rows of experts, replayed and truncated ones, perhaps an entry of kind
+    sft."""
+    batch = with_truncated(with_experts(with_strangers(random_batch(model, num_groups=6, step=step), 0, 4)))
+    return with_supervised(batch, 1) if with_sft else batch
 
 
-def numbers_of(config: Config, world: World, run: Path, batches: list[Batch]) -> list[float]:
+def numbers_of(config: Config, world: World, run: Path, batches: dict[bool, list[Batch]]) -> list[float]:
     """Two steps: the second begins with weights, moments and critic that the first has made."""
     path = config.model.path
     policy = load_policy(path, config, world)
     updater = make_updater(config, policy, run, world)
     numbers = []
-    for batch in batches:
+    for batch in batches[any(hook.trains_sft for hook in updater.hooks)]:
         report = updater.run(batch)
         numbers += [value for result in report.minibatches for value in (result.loss, result.grad_norm, result.kl)]
         numbers += report.facts.values()
