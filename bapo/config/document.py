@@ -26,7 +26,7 @@ PAGE = Path("docs/configuration.md")
 HEADER = "key | default | values | meaning |"
 SHOWN_BY_DEFAULT = (str, bool, int, float)
 GUARD = 10_000
-"""A bound above it is no choice of a user: a port, a number of steps, seconds that a timer can count."""
+"""A bound above it is technical: a port, a number of steps, seconds that a timer can count."""
 
 INTRODUCTION = """\
 # Configuration

@@ -71,7 +71,7 @@ def trained_bytes(config: Config, parameters: int) -> int:
 
 
 def trained_models(loss: LossConfig) -> int:
-    """The policy, and what its advantages need beside it; the policy alone where no learner is installed."""
+    """The policy, and the models that its advantages train; the policy alone where no learner is installed."""
     return 1 + (ADVANTAGE.find(loss.advantage).trained_models if ADVANTAGE.is_installed else 0)
 
 

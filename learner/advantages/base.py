@@ -24,7 +24,7 @@ class Advantage(Method, ABC):
     always_counts = False
     """Whether a response with advantage 0 still trains something."""
     trained_models = 0
-    """Models of the policy's size that train beside it."""
+    """Models of the policy's size that train in addition to it."""
     _own: Any
 
     def __init__(self, own: Any = None) -> None:

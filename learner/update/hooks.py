@@ -1,4 +1,4 @@
-"""What an update may have beside the policy loss: each concern is one class that decides by the config if it is there.
+"""What an update may have in addition to the policy loss: one class each, which decides by the config if it is there.
 
     PROX         prepare         before the anchors are computed: leave groups out, fill log-probs
     UPDATE       before_passes   before the first mini-batch: replace advantages

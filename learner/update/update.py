@@ -57,7 +57,7 @@ class Updater:
         run_path: Path,
         images: ReadImage | None = None,
     ) -> None:
-        """Loads the models that the method trains or asks beside the policy. Collective.
+        """Loads the models that the method trains or asks in addition to the policy. Collective.
 
         Args:
             run_path: run directory, for diverged batches.
