@@ -191,13 +191,13 @@ def make_prompt(
     content = json.dumps([task, text, answer, *([images] if images else [])], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
     known = {**(extra or {}), **({} if templated is None else {TEMPLATED: templated}), **answer}
-    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer=known, images=tuple(images))
     if images and text.count(IMAGE) != len(images):
         raise ConfigError(
             f"the prompt {text[:80]!r} of task {task!r} has {text.count(IMAGE)} {IMAGE} for {len(images)} images; "
             f"write one {IMAGE} per image"
         )
     try:
+        prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer=known, images=tuple(images))
         require_carried(prompt)
     except ContractError as error:
         raise ConfigError(f"invalid prompt {text[:80]!r} of task {task!r}: {error}") from error

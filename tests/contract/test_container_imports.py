@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services", "studies")
 IMAGES = images(REPOSITORY)
 PROCESSES = sorted({(process.image, process.module) for process in processes(REPOSITORY)})
-LOSSES = frozenset({"learner.losses", "learner.losses.base"})
+OF_THE_LEARNER = frozenset(f"learner.{kind}" for kind in ("losses", "losses.base", "advantages", "advantages.base"))
 """Their settings are read where the learner is installed (bapo/config/methods.py)."""
 distributions = cache(packages_distributions)
 
@@ -39,7 +39,7 @@ def graph() -> grimp.ImportGraph:
     for module in own:
         path = REPOSITORY.joinpath(*module.split("."))
         text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
-        names = set(re.findall(r'"([A-Za-z_]\w*(?:\.\w+)*)(?=["{:.])', text)) - LOSSES
+        names = set(re.findall(r'"([A-Za-z_]\w*(?:\.\w+)*)(?=["{:.])', text)) - OF_THE_LEARNER
         names |= {module if path.is_dir() else module.rpartition(".")[0]} if "__package__" in text else set()
         for name in names:
             top = name.partition(".")[0]
