@@ -18,9 +18,9 @@ DETERMINISTIC = [
     # Each step has its own groups, and what they give depends on prompt and step alone.
     "--cadence.max_steps_ahead", "0", "--rollout.engine_options", '{clock = "step", latency_s = 0.05}',
     "--task.options", "{num_train = 120, num_held_out = 20}", "--evaluation.every", "0",
-    "--supervision.restart_backoff_s", "0.1", "--selector.pool_ratio", "4.0", "--selector.reference_prompts", "12",
-    "--selector.curriculum_steps", "20",
+    "--supervision.restart_backoff_s", "0.1",
 ]  # fmt: skip
+OWN = {"mopps": "pool_ratio=4.0", "dots": "reference_prompts=12", "kimi": "curriculum_steps=20"}
 
 
 def prompts_by_request(run: RunDirectory) -> dict[str, str]:
@@ -41,13 +41,13 @@ def newest_step(run: RunDirectory) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
-@pytest.mark.parametrize("selector", ["mopps", "dots", "kimi"])
+@pytest.mark.parametrize("selector", OWN)
 def test_scheduler_and_learner_killed_in_the_middle_change_no_prompt(
     processes: list[subprocess.Popen[str]], tmp_path: Path, selector: str
 ) -> None:
     found = []
     for name in ("whole", "killed"):
-        overrides = ["--algorithm.selector", selector, *DETERMINISTIC]
+        overrides = ["--algorithm.selector", selector, f"--selector.{OWN[selector]}", *DETERMINISTIC]
         process = start(train_arguments(tmp_path, *overrides, name=name, num_steps=NUM_STEPS))
         processes.append(process)
         run = RunDirectory(tmp_path / "outputs" / name)

@@ -24,6 +24,7 @@ from learner.distributed import sharding
 from learner.distributed.world import join, leave
 from learner.loop import Learner
 from learner.model import loading
+from learner.update.reference import Reference
 from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 
 
@@ -81,9 +82,9 @@ def watched() -> Iterator[dict[str, Any]]:
 
 def dtypes_of(learner: Learner) -> dict[str, Any]:
     """Filled while it trains: dtypes of what is kept, of a layer's weights and inputs in a pass, and of gradients."""
-    policy, optimizer, reference = learner.policy, learner.updater.optimizer, learner.updater._reference
+    policy, optimizer, reference = learner.policy, learner.updater.optimizer, learner.updater.parts.get("reference")
     found = {"kept": names(policy.parameters()), "weights": set(), "inputs": set(), "gradients": set()}
-    found["reference"] = names(reference.policy.parameters()) if reference else set()
+    found["reference"] = names(reference.model.parameters()) if isinstance(reference, Reference) else set()
 
     def note_layer(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         found["weights"] |= names(layer.parameters())
