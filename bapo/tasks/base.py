@@ -142,12 +142,12 @@ def splits_of(task: Task) -> tuple[str, ...]:
     return (TRAIN, *task.held_out_splits)
 
 
-def unknown_split(task: Task, split: str) -> ConfigError:
-    """For a split that the task does not have."""
-    known = splits_of(task)
-    return ConfigError(
-        f"task {task.name} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}"
-    )
+def require_split(task: Task, split: str) -> None:
+    """Raises: ConfigError for a split that the task does not have."""
+    if split not in (known := splits_of(task)):
+        raise ConfigError(
+            f"task {task.name} has no split {split!r}{did_you_mean(split, known)}; it has {', '.join(known)}"
+        )
 
 
 def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt, str], str | None] | None:

@@ -32,7 +32,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from bapo.core.types import Prompt
-from bapo.tasks.base import TRAIN, GeneratedOptions, Task, make_prompt, splits_of, unknown_split
+from bapo.tasks.base import TRAIN, GeneratedOptions, Task, make_prompt, require_split
 
 NAME = "countdown"
 CD3_SHARE_OF_HELD_OUT = {"cd3": 1.0, "cd34": 0.5, "cd4": 0.0}
@@ -77,8 +77,7 @@ class CountdownTask(Task):
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split; CD-3 and CD-4 are mixed. Raises: ConfigError for an unknown split."""
-        if split not in splits_of(self):
-            raise unknown_split(self, split)
+        require_split(self, split)
         options = self._options
         share = options.cd3_share if split == TRAIN else CD3_SHARE_OF_HELD_OUT[split]
         return _prompts(split, *options.size_of(split), share, options.prompt_format)

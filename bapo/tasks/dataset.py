@@ -33,7 +33,7 @@ from bapo.tasks.base import (
     TaskOptions,
     beginning_of,
     make_prompt,
-    unknown_split,
+    require_split,
     whole_responses,
 )
 from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
@@ -155,8 +155,7 @@ class DatasetTask(Task):
 
         Raises: ConfigError for an unknown split or a malformed file.
         """
-        if split not in self._sources:
-            raise unknown_split(self, split)
+        require_split(self, split)
         return self._splits[split]
 
     def image(self, digest: str) -> bytes:

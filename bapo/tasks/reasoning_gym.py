@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
-from bapo.tasks.base import TRAIN, GeneratedOptions, Task, TaskContext, make_prompt, unknown_split
+from bapo.tasks.base import TRAIN, GeneratedOptions, Task, TaskContext, make_prompt, require_split
 
 FAMILY_NAME = "reasoning_gym"
 ANSWER_START, ANSWER_END = "<answer>", "</answer>"
@@ -64,8 +64,7 @@ class ReasoningGymTask(Task):
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All different prompts of a split; none of `train` is in `test`. Raises: ConfigError for an unknown split."""
-        if split not in self._problems:
-            raise unknown_split(self, split)
+        require_split(self, split)
         return self._prompts[split]
 
     def reward(self, prompt: Prompt, text: str) -> float:

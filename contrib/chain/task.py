@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
-from bapo.tasks.base import TRAIN, GeneratedOptions, Task, make_prompt, splits_of, unknown_split
+from bapo.tasks.base import TRAIN, GeneratedOptions, Task, make_prompt, require_split
 
 NAME = "chain"
 LONG = f"{NAME}-long"
@@ -108,8 +108,7 @@ class ChainTask(Task):
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of a split. Raises: ConfigError for an unknown split."""
-        if split not in splits_of(self):
-            raise unknown_split(self, split)
+        require_split(self, split)
         options = self._options
         steps = LONG_STEPS if split == LONG else (options.min_steps, options.max_steps)
         return _prompts(split, *options.size_of(split), steps)

@@ -39,7 +39,7 @@ from pydantic import Field, field_validator
 
 from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
-from bapo.tasks.base import IMAGE, TRAIN, GeneratedOptions, Task, make_prompt, splits_of, unknown_split
+from bapo.tasks.base import IMAGE, TRAIN, GeneratedOptions, Task, make_prompt, require_split, splits_of
 from bapo.tasks.images import digest_of
 from contrib.geometry.drawing import ADVANCE, GLYPH_HEIGHT, GLYPH_WIDTH, Canvas, toward
 
@@ -208,8 +208,7 @@ class GeometryTask(Task):
         return f"{KINDS[prompt.answer['kind']].solve(*prompt.answer['numbers'])};{self.gold(prompt)}"
 
     def _drawn(self, name: str) -> Drawn:
-        if name not in splits_of(self):
-            raise unknown_split(self, name)
+        require_split(self, name)
         levels = tuple(sorted(set(self._options.levels))) if name == TRAIN else LEVELS_OF_HELD_OUT[name]
         num, seed = self._options.size_of(name)
         return _drawn(Split(name=name, num=num, levels=levels, seed=seed), self._form)

@@ -54,8 +54,11 @@ class TokenRecords(UpdateHook):
 
     def report(self, step: Step, report: UpdateReport) -> UpdateReport:
         """The values of the whole step; its advantages also for texts."""
+        has_texts = self.passes.world.leads and is_due(step.number, self.config.diagnostics.texts)
+        if self._values is None and not has_texts:
+            return report
         advantage_M = step.inputs.advantage_M.cpu().numpy()
-        if self.passes.world.leads and is_due(step.number, self.config.diagnostics.texts):
+        if has_texts:
             report = replace(report, advantage_M=advantage_M)
         if self._values is None:
             return report
