@@ -139,8 +139,9 @@ class BufferClient:
         calls, except with a cursor.
 
         Args:
-            cursor: fresh requests ever enqueued, including these; a call whose cursor is not above the stored one adds
-                nothing. Such a call is atomic: at most what one call may carry.
+            cursor: fresh requests ever enqueued, including these. Adds nothing if it is not above the stored one, or
+                if the first of these requests is beyond it (planned before a restore). Such a call is atomic: at most
+                what one call may carry.
             spares: how many of the cursor are beyond B per step; stored with it.
         Returns: how many were new.
         """

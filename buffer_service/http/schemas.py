@@ -94,7 +94,7 @@ class EnqueueBody(Body):
                 "min_version": 1,
             }
         ],
-        cursor=13,
+        cursor=1,
     )
 
     requests: Requests

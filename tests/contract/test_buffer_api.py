@@ -323,7 +323,7 @@ def test_the_description_covers_every_route_with_an_example_or_a_schema(client: 
     ] == []
     assert "application/octet-stream" in paths["/groups"]["post"]["requestBody"]["content"]
     assert "application/octet-stream" in paths["/batches/{step}"]["post"]["responses"]["200"]["content"]
-    assert description["components"]["schemas"]["EnqueueBody"]["examples"][0]["cursor"] == 13
+    assert description["components"]["schemas"]["EnqueueBody"]["examples"][0]["cursor"] == 1
     request = description["components"]["schemas"]["EnqueueBody"]["properties"]["requests"]["items"]
     assert request["required"] == ["request_id", "prompt", "group_size", "purpose", "step", "min_version"]
     assert request["properties"]["purpose"]["enum"] == ["evaluate", "fresh", "reevaluate"]

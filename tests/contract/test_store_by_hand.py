@@ -26,7 +26,7 @@ def busy(store: RedisStore) -> None:
     stored(store, "abcd")
     assert store.commit_assembly(assembly(store))
     store.enqueue_round(2, [asked("r", Purpose.REEVALUATE), asked("s", Purpose.REEVALUATE)])
-    store.enqueue([asked("e", Purpose.EVALUATE), asked("x", Purpose.EVALUATE), make_request(prompt_id="y")], cursor=5)
+    store.enqueue([asked("e", Purpose.EVALUATE), asked("x", Purpose.EVALUATE), make_request(prompt_id="y")], cursor=3)
     store.push([incoming(answer(asked(name, purpose), version=2)) for name, purpose in
                 (("r", Purpose.REEVALUATE), ("e", Purpose.EVALUATE))])  # fmt: skip
     store.claim("w", limit=1, policy_version=2)

@@ -39,7 +39,7 @@ def a_busy_run(store: RedisStore) -> None:
     store.replace_stale([Replacement(result=old.result(None, "stale", 2), request=again)])
     store.enqueue_round(2, [reevaluation("p"), reevaluation("q"), reevaluation("r")])
     store.push([incoming(answer(reevaluation("p"), version=2))])
-    store.enqueue([make_request(prompt_id=name) for name in ("x", "y")], cursor=6)
+    store.enqueue([make_request(prompt_id=name) for name in ("x", "y")], cursor=2)
     store.claim("w", limit=1, policy_version=2)
     store.fail("w", "r-q", reason="engine", detail="")
     store.claim("w", limit=1, policy_version=1)

@@ -107,7 +107,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
         with pytest.raises(FullError):
             store.push([incoming(answer(make_request(prompt_id="x")))])
         assert (
-            store.enqueue([make_request(prompt_id="z"), make_request(prompt_id="more", min_version=9)], cursor=7) == 1
+            store.enqueue([make_request(prompt_id="z"), make_request(prompt_id="more", min_version=9)], cursor=2) == 1
         )
         assert store.enqueue_round(1, []) == 0
         assert store.readiness(1).round_left == 0

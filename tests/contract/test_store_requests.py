@@ -42,6 +42,16 @@ def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answe
         assert store.readiness(5).round_left == left
 
 
+def test_requests_that_were_planned_before_a_restore_do_not_move_the_cursor_past_those_it_undid(redis_url: str) -> None:
+    """Otherwise the two between were never requested, and the learner waited for their step for ever."""
+    store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
+    assert store.enqueue(fresh("a", "b"), cursor=2) == 2
+    assert store.enqueue(fresh("e", "f"), cursor=6) == 0
+    assert (store.status().cursor, store.status().num_open(Purpose.FRESH)) == (2, 2)
+    assert store.enqueue(fresh("c", "d"), cursor=4) == 2
+    assert store.enqueue(fresh("c", "d", "e", "f"), cursor=6) == 2
+
+
 def test_nothing_is_kept_in_redis_of_the_attempts_of_a_request_that_is_answered(redis_url: str) -> None:
     store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
     (request,) = fresh("a")

@@ -138,7 +138,7 @@ class Model:
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
-        if cursor is not None and cursor <= self.cursor:
+        if cursor is not None and not cursor - len(requests) <= self.cursor < cursor:
             return 0
         if cursor is not None and spares is not None:
             self.fresh_spares = spares

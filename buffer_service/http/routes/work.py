@@ -46,7 +46,7 @@ FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": BINARY, "desc
 @router.post("/requests")
 @allow(Role.SCHEDULER, Role.EVALUATOR)
 async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAnswer:
-    """Enqueue requests; known ids and a cursor that does not increase are ignored."""
+    """Enqueue requests; ignores known ids, and a cursor that does not increase or skips."""
     refuse_training(request.scope, body.requests)
     accepted = await in_thread(here.service.enqueue, body.requests, body.cursor, body.spares)
     here.work.wake()

@@ -113,7 +113,8 @@ class RedisStore:
         """Enqueue requests with new ids (see FORGET_AFTER_STEPS); returns their number.
 
         Args:
-            cursor: total number of fresh requests so far, stored with them; nothing happens unless it increases.
+            cursor: total number of fresh requests so far, including these, stored with them; nothing happens unless it
+                increases and the first of these requests is at most the next one.
             spares: how many of them are beyond B per step, stored with the cursor; None leaves it unchanged.
         """
         numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]

@@ -1,9 +1,11 @@
 -- round (step or ''), cursor (or ''), spares (or ''), n, n requests -> how many are new
 run_even_when_full()
-local round, cursor, spares = arg(), arg(), arg()
+local round, cursor, spares, num_requests = arg(), arg(), arg(), count()
 if round ~= '' and call('HEXISTS', K.rounds, round) == 1 then return 0 end
 if cursor ~= '' then
-  if tonumber(cursor) <= meta('cursor') then return 0 end
+  -- A first request beyond the stored cursor was planned on a state that a restore has undone: storing the new cursor
+  -- would skip the requests between, and their step would never be assembled.
+  if tonumber(cursor) <= meta('cursor') or tonumber(cursor) - num_requests > meta('cursor') then return 0 end
   call('HSET', K.meta, 'cursor', cursor)
   if spares ~= '' then call('HSET', K.meta, 'fresh_spares', spares) end
 end
@@ -26,7 +28,7 @@ local function count_open(step)
 end
 
 local added = 0
-for _ = 1, count() do
+for _ = 1, num_requests do
   local request = request_args()
   if enqueue(request, false) == 1 then
     added = added + 1
