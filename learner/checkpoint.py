@@ -44,10 +44,10 @@ from learner.distributed.shard_files import (
     load_optimizer,
     num_updates,
     optimizer_state,
-    weights_of,
 )
 from learner.distributed.sharding import reshard
 from learner.distributed.world import World
+from learner.model.lora import kept_weights
 from learner.publish_weights import WeightPublisher, link, write_weights
 from learner.update.step import GenerationMemory
 from learner.update.update import Updater
@@ -147,7 +147,7 @@ class CheckpointWriter:
         self._world.meet()  # the folder exists
         reshard(updater.policy)
         model = updater.policy.model
-        trained = {MODEL: weights_of(model), OPTIMIZER: optimizer_state(model, updater.optimizer)}
+        trained = {MODEL: kept_weights(model), OPTIMIZER: optimizer_state(model, updater.optimizer)}
         tensors = joined({**trained, **{name: part.tensors() for name, part in updater.parts.items()}})
         self._shards.start(tensors, folder / SHARDS)
         self._pending = Pending(step=step, folder=folder, state=state)
@@ -197,6 +197,11 @@ class Checkpoint:
         return self.folder / "hf"
 
     @property
+    def adapter_path(self) -> Path:
+        """The adapter for PEFT, once exported."""
+        return self.folder / "adapter"
+
+    @property
     def weights(self) -> StoredShards:
         """Parameters and buffers of the policy."""
         return self.shards.part(MODEL)
@@ -216,7 +221,7 @@ class Checkpoint:
         Raises: ConfigError if the model differs.
         """
         model, memory = updater.policy.model, updater.memory
-        self.weights.load(weights_of(model))
+        self.weights.load(kept_weights(model))
         load_optimizer(model, updater.optimizer, self.shards.part(OPTIMIZER))
         memory.columns = load_arrays(self.folder / "anchors.safetensors")
         memory.steps = self.state.anchor_steps

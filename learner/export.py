@@ -1,11 +1,13 @@
-"""A checkpoint's model in Hugging Face format, float32, with its tokenizer: after the last step, and by `bapo export`.
+"""A checkpoint's model in Hugging Face format, with its tokenizer: after the last step, and by `bapo export`.
 
-    config.json, tokenizer, generation and image settings, code      the base model's own files
-    model.safetensors      or model-00001-of-00003.safetensors .. with an index
+    hf/        config.json, tokenizer, generation and image settings, code      the base model's own files
+               model.safetensors      or model-00001-of-00003.safetensors .. with an index; in float32
+    adapter/   with LoRA: adapter_config.json and adapter_model.safetensors, for PEFT; hf/ then is the base with the
+               adapter merged, in `model.dtype`, the weights that sampled
 
 Written piece by piece, so a model of any size needs a few GB of memory, and under another name until it is complete.
 
-    python -m learner.export --config RUN/config.toml --run-dir RUN --step N [--out DIR]
+    python -m learner.export --config RUN/config.toml --run-dir RUN --step N [--out DIR] [--merged]
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
+from bapo.config.tree import ModelConfig
 from bapo.core.errors import ConfigError
 from bapo.runtime.base_files import copy_base_files
 from bapo.runtime.model_files import INDEX, folder_of
@@ -31,6 +36,7 @@ from bapo.runtime.run_directory.layout import EXPORT_FAILED
 from learner.checkpoint import Checkpoint, open_checkpoint
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import converts_singly, file_tensors
+from learner.model.peft_files import merged_pieces, write_peft
 from learner.model.policy import empty_model
 
 if TYPE_CHECKING:
@@ -45,18 +51,41 @@ FILE_BYTES = 4 << 30
 def main(flags: Flags) -> None:
     """Export one checkpoint."""
     checkpoint = open_checkpoint(flags.run.path / "checkpoints", flags.extra.step)
-    export_model(checkpoint, flags.config.model.path, flags.extra.out)
+    write = export_adapter if flags.config.model.lora is not None and not flags.extra.merged else export_model
+    write(checkpoint, flags.config.model, flags.extra.out)
 
 
-def export_model(checkpoint: Checkpoint, base: str, out: Path | None = None) -> None:
+def export_model(checkpoint: Checkpoint, model: ModelConfig, out: Path | None = None) -> None:
     """Write a folder in Hugging Face format, unless it exists.
 
     Args:
-        base: model.path of the run.
+        model: of the run.
         out: default: the folder `hf` of the checkpoint.
     Raises: StorageError, ConfigError.
     """
-    target = out or checkpoint.model_path
+
+    def write(partial: Path) -> None:
+        if model.lora is None:
+            _write_model_files(model.path, partial, dtype="float32")
+            _write_pieces(_file_pieces(checkpoint.weights, empty_model(model.path)), partial)
+        else:
+            _write_model_files(model.path, partial, dtype=model.dtype)
+            _write_pieces(merged_pieces(checkpoint.weights, model), partial)
+
+    _write_folder(out or checkpoint.model_path, write)
+
+
+def export_adapter(checkpoint: Checkpoint, model: ModelConfig, out: Path | None = None) -> None:
+    """Write a folder that PEFT loads, unless it exists.
+
+    Args:
+        out: default: the folder `adapter` of the checkpoint.
+    Raises: StorageError.
+    """
+    _write_folder(out or checkpoint.adapter_path, lambda partial: write_peft(checkpoint.weights, model, partial))
+
+
+def _write_folder(target: Path, write: Callable[[Path], None]) -> None:
     if target.exists():
         return
     with storing(target, SafetensorError):
@@ -66,8 +95,7 @@ def export_model(checkpoint: Checkpoint, base: str, out: Path | None = None) -> 
         ) as name:
             partial = Path(name) / target.name
             partial.mkdir()
-            _write_model_files(base, partial)
-            _write_weights(checkpoint.weights, empty_model(base), partial)
+            write(partial)
             try:
                 partial.rename(target)
             except OSError:
@@ -83,17 +111,18 @@ def check_export(base: str) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="bapo-export-") as name:
         try:
-            _write_model_files(base, Path(name))
+            _write_model_files(base, Path(name), dtype="float32")
             empty_model(name)
         except Exception as error:  # transformers' classes, and a model's own code, may raise anything
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ConfigError(f"model.path: the trained model of {base} could not be exported: {reason}") from error
 
 
-def export_last(checkpoint: Checkpoint, base: str, run: Path) -> None:
-    """Export the model of a run's last step. A failure is reported: the run is finished, and its weights are saved."""
+def export_last(checkpoint: Checkpoint, model: ModelConfig, run: Path) -> None:
+    """Export the model of a run's last step, with LoRA the adapter alone. A failure is reported: the run is finished,
+    and its weights are saved."""
     try:
-        export_model(checkpoint, base)
+        (export_model if model.lora is None else export_adapter)(checkpoint, model)
     except Exception as error:  # noqa: BLE001 - whatever fails, the run must not be lost
         reason = f"{type(error).__name__}: {error}"
         log.error("all steps are trained and saved; the model was not exported: %s", reason)  # noqa: TRY400 - one line
@@ -102,12 +131,16 @@ def export_last(checkpoint: Checkpoint, base: str, run: Path) -> None:
             (checkpoint.model_path.parent / EXPORT_FAILED).write_text(reason)
 
 
-def _write_weights(weights: StoredShards, model: PreTrainedModel, folder: Path) -> None:
+def _file_pieces(weights: StoredShards, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    for parameters in weights.whole(FILE_BYTES if converts_singly(model) else sys.maxsize):
+        yield file_tensors(model, parameters)
+
+
+def _write_pieces(pieces: Iterable[dict[str, Tensor]], folder: Path) -> None:
     files: list[Path] = []
     weight_map: dict[str, int] = {}
     total = 0
-    for number, parameters in enumerate(weights.whole(FILE_BYTES if converts_singly(model) else sys.maxsize)):
-        piece = file_tensors(model, parameters)
+    for number, piece in enumerate(pieces):
         files.append(folder / f"piece-{number}")
         save_file(piece, files[-1], metadata={"format": "pt"})
         files[-1].chmod(FILE_MODE)
@@ -123,17 +156,18 @@ def _write_weights(weights: StoredShards, model: PreTrainedModel, folder: Path) 
     (folder / INDEX).write_text(json.dumps(index, indent=2))
 
 
-def _write_model_files(base: str, folder: Path) -> None:
+def _write_model_files(base: str, folder: Path, *, dtype: str) -> None:
     """All files of the Hugging Face format except the weights. Raises: ConfigError, OSError."""
     found = folder_of(base)
     if found is None:
         raise ConfigError(f"model.path: the files of {base} are no longer on this machine")
-    copy_base_files(found, folder, dtype="float32")
+    copy_base_files(found, folder, dtype=dtype)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, required=True, help="checkpoint to export")
-    parser.add_argument("--out", type=Path, help="folder to create; default: hf in the checkpoint")
+    parser.add_argument("--out", type=Path, help="folder to create; default: in the checkpoint")
+    parser.add_argument("--merged", action="store_true", help="with LoRA: the whole model, not the adapter")
 
 
 if __name__ == "__main__":

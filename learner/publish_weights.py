@@ -28,6 +28,7 @@ from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.core.types import Canary, WeightUpdate
+from bapo.runtime.adapter_file import base_digest, metadata_of
 from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.files import storing
 from bapo.transport.rollout_client import RolloutClient
@@ -37,8 +38,9 @@ from learner.distributed.shard_files import FILE_MODE, weights_of
 from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World
 from learner.model.file_format import converts_singly, file_shapes, file_tensors
+from learner.model.lora import base_weights, kept_weights, merged_weights
 from learner.model.policy import Policy
-from learner.transfer_weights import WeightSender, in_order, make_sender
+from learner.transfer_weights import WeightSender, backend_of, in_order, make_sender
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +59,12 @@ def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
     return gather(weights_of(policy.model), dtype)
 
 
-def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
+def write_weights(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically. Raises: StorageError."""
     temporary = path.with_name(f".{path.name}.tmp")
     with storing(path, SafetensorError):
         try:
-            save_file(tensors, temporary, metadata={"format": "pt"})
+            save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
             temporary.chmod(FILE_MODE)
             os.replace(temporary, path)
         finally:
@@ -90,12 +92,16 @@ class WeightPublisher:
         self._fleet = fleet
         self._rollback = rollback
         self._canary_tokens = canary_tokens(config, policy.sampled_tokens)
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._lora = config.model.lora
         self._sender = None if fleet is None else make_sender(config, fleet, policy.device)
         self._singly = converts_singly(policy.model)
         """Else the weights are converted when they are written, all together."""
         if self._sender is not None and not self._singly:
             log.warning("weights of %s travel as files: it joins parameters in a file", type(policy.model).__name__)
             self._sender = None
+        self._transfers = self._singly and not rollback and backend_of(config, policy.device) != "file"
+        """On every rank: whether rank 0 has a sender, so that all gather what it sends."""
         self._copy: dict[str, Tensor] = {}
         """Host copy of the weights, which the thread reads."""
         self._thread: threading.Thread | None = None
@@ -118,17 +124,13 @@ class WeightPublisher:
         watch = Stopwatch()
         with watch.phase("gather"):
             canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
-            dtype: torch.dtype = getattr(torch, self._config.model.dtype)
             reshard(self._policy)
-            tensors = in_order(weights_of(self._policy.model), dtype)
             # A transfer knows no rollback.
             sender = None if self._rollback else self._sender
-            if sender is None:
-                gather(tensors, dtype, self._copy, convert=self._convert)
+            if self._lora is None:
+                self._gather_weights(version, canary, sender)
             else:
-                sender.begin(version, canary, file_shapes(self._policy.model, tensors), dtype)
-                gather(tensors, dtype, self._copy, sender.add, self._convert)
-                sender.end()
+                self._gather_adapter(version, canary, sender)
         is_first, self.version = self.version == 0, version
         if self._world.leads:
             self._received.clear()
@@ -176,6 +178,29 @@ class WeightPublisher:
             log.info("republished version=%d", version)
         self.version = version
 
+    def _gather_weights(self, version: int, canary: Canary, sender: WeightSender | None) -> None:
+        tensors = in_order(weights_of(self._policy.model), self._dtype)
+        if sender is None:
+            gather(tensors, self._dtype, self._copy, convert=self._convert)
+        else:
+            sender.begin(version, canary, file_shapes(self._policy.model, tensors), self._dtype)
+            gather(tensors, self._dtype, self._copy, sender.add, self._convert)
+            sender.end()
+
+    def _gather_adapter(self, version: int, canary: Canary, sender: WeightSender | None) -> None:
+        """Copy the adapter for its file; a transfer sends the merged weights, which need no base in the engine."""
+        if self._transfers:
+            base = in_order(base_weights(self._policy.model), self._dtype)
+            if sender is not None:
+                sender.begin(version, canary, file_shapes(self._policy.model, base), self._dtype)
+            for name, tensor in merged_weights(self._policy.model, base, self._dtype):
+                if sender is not None:
+                    for part in self._convert(name, tensor).values():
+                        sender.add(part)
+            if sender is not None:
+                sender.end()
+        gather(kept_weights(self._policy.model), self._dtype, self._copy, convert=self._convert)
+
     def _convert(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         return file_tensors(self._policy.model, {name: tensor}) if self._singly else {name: tensor}
 
@@ -189,7 +214,8 @@ class WeightPublisher:
             with self._writing:
                 with watch.phase("write"), storing(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_weights(self._copy if self._singly else file_tensors(self._policy.model, self._copy), path)
+                    tensors = self._copy if self._singly else file_tensors(self._policy.model, self._copy)
+                    write_weights(tensors, path, self._metadata())
                 with watch.phase("digest"):
                     update = self._update(version, path, canary)
             with watch.phase("send"):
@@ -201,6 +227,9 @@ class WeightPublisher:
             log.info("published version=%d %s", version, " ".join(f"{k}_s={v:.3f}" for k, v in watch.seconds.items()))
         finally:
             self._received.set()
+
+    def _metadata(self) -> Mapping[str, str]:
+        return {} if self._lora is None else metadata_of(self._lora, base_digest(self._config.model.path))
 
     def _update(self, version: int, path: Path, canary: Canary) -> WeightUpdate:
         with storing(path):

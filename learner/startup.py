@@ -167,7 +167,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
             learner.token_records.close()
     newest = newest_checkpoint(flags.run.path / "checkpoints") if world.leads else None
     if newest is not None:
-        export_last(newest, flags.config.model.path, flags.run.path)
+        export_last(newest, flags.config.model, flags.run.path)
     log.info("finished %d steps", flags.config.run.num_steps)
 
 

@@ -53,6 +53,26 @@ class RunConfig(Frozen):
         return self
 
 
+class LoraConfig(Frozen):
+    """Low-rank adapters in place of all weights (docs/lora.md): y = x (W + scale B A)^T, and only A and B train.
+    Without dropout: with it the learner's log-probs would not be those of the engines."""
+
+    rank: int = Field(16, ge=1, le=1024)
+    """r: rows of A [r, inputs] and columns of B [outputs, r]."""
+    alpha: float = Field(32.0, gt=0)
+    """The scale is alpha / r."""
+    rslora: bool = False
+    """The scale is alpha / sqrt(r) (rank-stabilized LoRA, Kalajdzievski 2023)."""
+    targets: Literal["all", "attention", "mlp"] | Annotated[list[str], Field(min_length=1)] = "all"
+    """Linear layers of the decoder that are adapted: `all` of them, those of the `attention` or of the `mlp`, or a list
+    of names such as `["q_proj", "v_proj"]`. Never embeddings, the head or a vision tower."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
 class ModelConfig(Frozen):
     """The policy to train."""
 
@@ -63,6 +83,8 @@ class ModelConfig(Frozen):
     bfloat16."""
     freeze_vision: bool = False
     """Do not train the vision tower (docs/images.md)."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters (docs/lora.md); null: all weights."""
     max_image_pixels: int | None = Field(None, ge=1)
     """Downscale larger images, keeping the aspect ratio; null: the model's own limit."""
 
@@ -249,6 +271,22 @@ class Config(Frozen):
         if self.learner.device == "cuda" and "dtype" not in self.model.model_fields_set:
             model = self.model.model_copy(update={"dtype": "bfloat16"})
             object.__setattr__(self, "model", model)  # the section is frozen
+        return self
+
+    @model_validator(mode="after")
+    def lora_has_what_it_needs(self) -> Self:
+        """What would train, or compare with, something else than the adapter."""
+        if self.model.lora is None:
+            return self
+        if self.loss.kl_restart_step is not None:
+            raise ValueError(
+                "model.lora with loss.kl_restart_step: with LoRA the reference is the model with its adapter off, and "
+                "no restart can replace that; remove one of the two"
+            )
+        if self.learner.compile:
+            raise ValueError("model.lora with learner.compile: adapted layers are not compiled; set it to false")
+        if "quantization" in self.rollout.engine_options:
+            raise ValueError("model.lora with a quantized engine: adapters are merged into plain weights; remove it")
         return self
 
     @model_validator(mode="after")

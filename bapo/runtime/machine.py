@@ -8,6 +8,11 @@ With P parameters, in bytes, excluding activations and KV caches:
     engine       P per dtype        2 in bfloat16, 4 in float32
     checkpoint   P (4 + 8) + P per dtype    weights, moments, alpha; P (4 + 8) for a critic; 4 P for the last one's hf/
     host of rank 0, learner on GPUs    P per dtype    the published weights
+
+With LoRA, of A parameters:
+
+    learner      P per dtype + A (4 + 4 + 8)    no copy for a reference
+    checkpoint   A (4 + 8) + A per dtype
 """
 
 from __future__ import annotations
@@ -17,9 +22,9 @@ import math
 from pathlib import Path
 
 from bapo.algorithms.methods import ADVANTAGE
-from bapo.config.objective import LossConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
+from bapo.runtime.lora import num_adapter_parameters
 from bapo.runtime.rank_environment import nodes_of
 
 GIB = 1 << 30
@@ -51,7 +56,7 @@ def learner_host_bytes(config: Config, parameters: int) -> int:
     """All of a learner on CPUs, or the weights that rank 0 of one on GPUs publishes; and what this host
     writes of a checkpoint."""
     copy = trained_bytes(config, parameters) // nodes_of().number if config.checkpoint.background else 0
-    return copy + (engine_bytes if ranks_on_gpus(config) else learner_bytes)(config, parameters)
+    return copy + (update_bytes if ranks_on_gpus(config) else learner_bytes)(config, parameters)
 
 
 def num_gpu_files() -> int:
@@ -61,29 +66,49 @@ def num_gpu_files() -> int:
 
 def learner_bytes(config: Config, parameters: int) -> int:
     """Memory of all ranks together."""
-    reference = 4 if config.loss.needs_reference else 0
-    return parameters * (16 * trained_models(config.loss) + reference)
+    trained = 16 * trained_parameters(config, parameters)
+    if config.model.lora is not None:
+        return trained + engine_bytes(config, parameters)
+    return trained + (4 * parameters if config.loss.needs_reference else 0)
 
 
 def trained_bytes(config: Config, parameters: int) -> int:
     """Weights and moments in a checkpoint."""
-    return parameters * 12 * trained_models(config.loss)
+    return 12 * trained_parameters(config, parameters)
 
 
-def trained_models(loss: LossConfig) -> int:
-    """The policy, and the models that its advantages train; the policy alone where no learner is installed."""
-    return 1 + (ADVANTAGE.find(loss.advantage).trained_models if ADVANTAGE.is_installed else 0)
+def trained_parameters(config: Config, parameters: int) -> int:
+    """Of the policy, or of its adapter, and of the models that its advantages train; without these where no learner is
+    installed."""
+    others = ADVANTAGE.find(config.loss.advantage).trained_models if ADVANTAGE.is_installed else 0
+    return sent_parameters(config, parameters) + others * parameters
+
+
+def sent_parameters(config: Config, parameters: int) -> int:
+    """What a weight update has: the policy, or its adapter."""
+    return parameters if config.model.lora is None else num_adapter_parameters(config.model.path, config.model.lora)
+
+
+def update_bytes(config: Config, parameters: int) -> int:
+    """The file of one weight update."""
+    return sent_parameters(config, parameters) * bytes_per_weight(config)
 
 
 def engine_bytes(config: Config, parameters: int) -> int:
     """Weights of one engine."""
-    return parameters * (2 if config.model.dtype == "bfloat16" else 4)
+    return parameters * bytes_per_weight(config)
+
+
+def bytes_per_weight(config: Config) -> int:
+    """In `model.dtype`."""
+    return 2 if config.model.dtype == "bfloat16" else 4
 
 
 def run_bytes(config: Config, parameters: int) -> int:
     """Disk space: kept checkpoints, one being written, the exported model, and two files of published weights."""
-    one = trained_bytes(config, parameters) + engine_bytes(config, parameters)
-    return (config.checkpoint.keep_last + 1) * one + 4 * parameters + 2 * engine_bytes(config, parameters)
+    update = update_bytes(config, parameters)
+    one = trained_bytes(config, parameters) + update
+    return (config.checkpoint.keep_last + 1) * one + 4 * sent_parameters(config, parameters) + 2 * update
 
 
 def resident_bytes(config: Config) -> int:

@@ -64,11 +64,13 @@ def num_parameters(folder: Path) -> int | None:
 
 
 def _num_in(file: Path) -> int:
-    return sum(math.prod(tensor["shape"]) for name, tensor in _header(file).items() if name != "__metadata__")
+    return sum(
+        math.prod(tensor["shape"]) for name, tensor in safetensors_header(file).items() if name != "__metadata__"
+    )
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """The first eight bytes are the length of the header: name -> {dtype, shape, data_offsets}."""
+def safetensors_header(file: Path) -> dict[str, Any]:
+    """name -> {dtype, shape, data_offsets}; its length is in the first eight bytes. Raises: OSError, ValueError."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > file.stat().st_size:
@@ -81,7 +83,7 @@ def embedding_rows(folder: Path) -> int | None:
     """Number of token ids that the model has embeddings for; None: not found."""
     for file in sorted(folder.glob("*.safetensors")):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            for name, tensor in _header(file).items():
+            for name, tensor in safetensors_header(file).items():
                 if name.endswith(EMBEDDINGS):
                     return int(tensor["shape"][0])
     try:

@@ -16,6 +16,7 @@ from torch import Tensor
 from contrib.relift.composer import Relift
 from learner.batch.packing import MicroBatch, minibatches
 from learner.distributed.shard_files import StoredShards, load_optimizer, optimizer_state
+from learner.model.lora import trained_parameters
 from learner.update.hooks import Given, UpdateHook
 from learner.update.step import Step, StepInputs
 
@@ -30,7 +31,11 @@ class Supervised(UpdateHook):
     def __init__(self, given: Given, own: Relift.Settings) -> None:
         super().__init__(given, own)
         self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=own.sft_lr, betas=self.config.learner.betas, weight_decay=0.0, fused=True
+            trained_parameters(self.policy),
+            lr=own.sft_lr,
+            betas=self.config.learner.betas,
+            weight_decay=0.0,
+            fused=True,
         )
 
     def after_passes(self, step: Step) -> None:

@@ -6,9 +6,10 @@
 Useful is what one forward and one backward pass over the trained responses and their prompts need, a prompt once per
 group. Recomputed activations, proximal log-probs, a reference and a critic take time, but do not count.
 
-    decoder layers   6 FLOPs per weight and token; of a layer with experts only those that a token uses
+    decoder layers   6 FLOPs per weight and token, 4 for a frozen one; of a layer with experts only those that a token
+                     uses
     attention        12 x heads x head size per layer and attended position
-    head             6 x hidden size x vocabulary per response token
+    head             6 x hidden size x vocabulary per response token, 4 for a frozen one
 
 Not counted: a vision tower. Overestimated: attention with a sliding window.
 """
@@ -129,16 +130,23 @@ def model_flops(policy: Policy) -> ModelFlops:
     decoder = policy.model.get_decoder()  # without a vision tower
     embeddings = decoder.get_input_embeddings().weight
     used = getattr(settings, "num_experts_per_tok", None) or 1
-    weights = 0.0
+    per_token = 0.0
     for parameter in decoder.parameters():
         if parameter.ndim == 2 and parameter is not embeddings:
-            weights += parameter.numel()
+            per_token += _passes(parameter) * parameter.numel()
         elif parameter.ndim == 3:  # [experts, out, in]
-            weights += parameter.numel() * used / parameter.shape[0]
+            per_token += _passes(parameter) * parameter.numel() * used / parameter.shape[0]
     heads = settings.num_attention_heads
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
     return ModelFlops(
-        per_token=6 * weights,
+        per_token=per_token,
         per_attended=12.0 * settings.num_hidden_layers * heads * head_size,
-        per_prediction=6.0 * settings.hidden_size * settings.vocab_size,
+        per_prediction=_passes(policy.model.get_output_embeddings().weight)
+        * settings.hidden_size
+        * settings.vocab_size,
     )
+
+
+def _passes(parameter: torch.nn.Parameter) -> float:
+    """FLOPs per weight and token: two each for the output, the gradient of the input, and that of the weight."""
+    return 6.0 if parameter.requires_grad else 4.0

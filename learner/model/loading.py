@@ -56,13 +56,19 @@ def load_module(
     with torch.device("meta"):
         module = build()
     if frozen:
-        for parameter in module.requires_grad_(False).parameters():
-            parameter.data = parameter.data.to(dtype)
+        cast_frozen(module.requires_grad_(False), dtype)
     prepare_layers(module, layers)
     shard(module, world, dtype)
     module.to_empty(device=world.device)
     _fill(module, source, world)
     return _ready(module, layers)
+
+
+def cast_frozen(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give parameters without gradients the dtype of the pass: no optimizer needs more."""
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _ready(module: Module, layers: LayerOptions) -> Module:

@@ -88,8 +88,10 @@ class _ChunkedHead(torch.autograd.Function):
             grad_logprobs_M = torch.zeros_like(entropy_M)
         head = head_VD.to(compute_dtype)
         grad_hidden_MD = torch.empty_like(hidden_MD)
-        # Accumulate chunks in float32: in bfloat16 the later ones would be rounded away.
-        grad_head_VD = torch.zeros_like(head_VD, dtype=torch.promote_types(head_VD.dtype, torch.float32))
+        # Accumulate chunks in float32: in bfloat16 the later ones would be rounded away. None for a frozen head.
+        grad_head_VD = None
+        if ctx.needs_input_grad[1]:
+            grad_head_VD = torch.zeros_like(head_VD, dtype=torch.promote_types(head_VD.dtype, torch.float32))
         for span in _chunks(len(target_M), chunk_tokens):
             logits_CV = _logits(hidden_MD[span], head, temperature, excluded)
             grad_C = grad_logprobs_M[span] / temperature
@@ -104,8 +106,10 @@ class _ChunkedHead(torch.autograd.Function):
             grad_logits_CV.scatter_add_(1, target_M[span, None], grad_C[:, None])
             scaled_CV = grad_logits_CV.to(compute_dtype)
             grad_hidden_MD[span] = product(scaled_CV, head.T).to(hidden_MD.dtype)
-            grad_head_VD += _exact_product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T)
-        return grad_hidden_MD, grad_head_VD.to(head_VD.dtype), None, None, None, None, None, None
+            if grad_head_VD is not None:
+                grad_head_VD += _exact_product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T)
+        grad_head = None if grad_head_VD is None else grad_head_VD.to(head_VD.dtype)
+        return grad_hidden_MD, grad_head, None, None, None, None, None, None
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float, excluded: Tensor | None) -> Tensor:

@@ -34,8 +34,9 @@ from learner.batch.packing import MicroBatch, packed_images, rows_of
 from learner.distributed.world import World
 from learner.model.backbone import PLAIN, attention, freeze_vision, hidden_states, reads_images
 from learner.model.layers import LayerOptions
-from learner.model.loading import load_module
+from learner.model.loading import cast_frozen, load_module
 from learner.model.logprobs import response_logprobs
+from learner.model.lora import add_adapters
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +157,15 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         model = kind.from_config(settings, dtype=torch.float32, attn_implementation=attention(settings))
         for found in generation:  # on rank 0, which writes it into checkpoints
             model.generation_config = found
-        return wrapped(model)
+        policy = wrapped(model)
+        if config.model.lora is not None:
+            cast_frozen(policy, dtype)
+        return policy
 
     def wrapped(model: PreTrainedModel) -> Policy:
         freeze_vision(model, config.model)
+        if config.model.lora is not None and not frozen:
+            add_adapters(model, config.model.lora, seed=config.run.seed, base=config.model.path)
         return Policy(
             model,
             temperature=config.rollout.temperature,

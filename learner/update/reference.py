@@ -1,9 +1,13 @@
-"""pi_ref of the KL term: the frozen base model, until a restart replaces it by the policy (ReMix)."""
+"""pi_ref of the KL term: the frozen base model, until a restart replaces it by the policy (ReMix).
+
+With LoRA it is the policy with its adapter off: the same log-probs, without a second copy.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from torch import Tensor
 from bapo.algorithms.reward_levels import TOLERANCE
 from learner.distributed.shard_files import StoredShards, weights_of
 from learner.distributed.sharding import copy_parameters, reshard
+from learner.model.lora import adapter_off
 from learner.model.policy import load_policy
 from learner.update.hooks import Given, UpdateHook
 from learner.update.step import Step
@@ -26,7 +31,10 @@ class Reference(UpdateHook):
 
     def __init__(self, given: Given, own: Any = None) -> None:
         super().__init__(given, own)
-        self.model = load_policy(self.config.model.path, self.config, self.passes.world, frozen=True)
+        self._is_policy = self.config.model.lora is not None
+        self.model = self.policy
+        if not self._is_policy:
+            self.model = load_policy(self.config.model.path, self.config, self.passes.world, frozen=True)
         self._replaced = False
 
     @classmethod
@@ -37,7 +45,8 @@ class Reference(UpdateHook):
         """Its log-probs, without gradients."""
         self._begin(step.number)
         inputs = step.inputs
-        step.reference_M = self.passes.evaluate(self.model.logprobs, inputs, np.flatnonzero(inputs.active_R))
+        with adapter_off(self.policy) if self._is_policy else nullcontext():
+            step.reference_M = self.passes.evaluate(self.model.logprobs, inputs, np.flatnonzero(inputs.active_R))
         step.reference_share = self._share(step.number)
 
     def _begin(self, step: int) -> None:

@@ -29,6 +29,7 @@ from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 from learner.losses.objective import Objective
 from learner.model.backbone import pass_cost
+from learner.model.lora import trained_parameters
 from learner.model.policy import Policy
 from learner.update.hooks import Given, MicroPass, UpdateHook, make_hooks
 from learner.update.passes import Passes
@@ -74,7 +75,11 @@ class Updater:
         self.memory = GenerationMemory(window=config.algorithm.high_window)
         settings = config.learner
         self.optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+            trained_parameters(policy),
+            lr=settings.lr,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
         )
         self.hooks = make_hooks(HOOKS, Given(config=config, policy=policy, passes=self.passes))
 

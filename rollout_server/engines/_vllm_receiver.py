@@ -11,7 +11,7 @@ them, at the same addresses. The copies come after the work of earlier steps in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +27,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from bapo.config.tree import LoraConfig
+from bapo.runtime.adapter_file import Adapter
 from bapo.transport.ipc_handles import opened_handles
 from rollout_server.engines._kernel_probe import KernelProbe, Linear
 
@@ -55,12 +57,36 @@ class WeightReceiver:
 
         Raises: vLLM's error for an unknown name or shape; the model is then unusable.
         """
+        return self._load(_tensors(path))
+
+    def load_adapter_file(self, arguments: tuple[str, str, dict[str, Any]]) -> int:
+        """Load W' = round(W + scale B A) of the adapted layers, made from the file and the base model's own files.
+
+        Never merged in place: rounding would add up from update to update. Other layers keep their tensors.
+
+        Args:
+            arguments: path of the adapter, model.path, model.lora.
+        Returns, raises: as `load_weight_file`.
+        """
+        path, base, lora = arguments
+        adapter = Adapter.open(path, base, LoraConfig.model_validate(lora))
+        fused: dict[str, list[str]] = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
+        with _quiet_about_other_layers():
+            return self._load(adapter.tensors(_loaded_with(adapter.layers, fused)))
+
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         model: Any = self.model_runner.get_model()
         names: list[str] = []
+
+        def counted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                names.append(name)
+                yield name, tensor
+
         with set_current_vllm_config(self.vllm_config), self._noting_weights(model):
             # Layer by layer: kernels keep packed weights, which `load_weights` alone does not update.
             initialize_layerwise_reload(model)
-            model.load_weights(_tensors(path, names))
+            model.load_weights(counted())
             finalize_layerwise_reload(model, self.vllm_config.model_config)  # type: ignore[no-untyped-call]
             if current_platform.is_cpu():
                 _repack(model)
@@ -173,14 +199,34 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(EXPECTED_EMPTY)
 
 
-logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
+RELOAD_LOG = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+RELOAD_LOG.addFilter(_is_news)
 
 
-def _tensors(path: str, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+@contextmanager
+def _quiet_about_other_layers() -> Iterator[None]:
+    """vLLM warns of every layer that gets nothing; whether the others have it is what the kernel probe says."""
+    level = RELOAD_LOG.level
+    RELOAD_LOG.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        RELOAD_LOG.setLevel(level)
+
+
+def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
-            names.append(name)
             yield name, file.get_tensor(name)
+
+
+def _loaded_with(layers: Iterable[str], fused: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Those that vLLM holds in one layer with one of these, such as k_proj with q_proj."""
+    for layer in layers:
+        parent, _, leaf = layer.rpartition(".")
+        for parts in fused.values():
+            if leaf in parts:
+                yield from (f"{parent}.{part}" for part in parts)
 
 
 def _repack(model: torch.nn.Module) -> None:

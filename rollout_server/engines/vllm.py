@@ -96,7 +96,7 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
         from vllm.usage.usage_lib import UsageContext
 
-        self._rollout = config.rollout
+        self._rollout, self._model = config.rollout, config.model
         self._vision = vision_model(config.model.path, config.model.max_image_pixels)
         _vllm_vision.register(config.model.path)
         # LLM_CLASS: its default of max_num_batched_tokens is 8192 or 16384 by GPU, otherwise it would be 2048.
@@ -162,7 +162,10 @@ class VllmEngine:
 
     def load_weights(self, path: str, version: int) -> None:
         """Replace the weights in place; responses in flight continue with the new ones."""
-        self._replace_weights("load_weight_file", path, version)
+        if (lora := self._model.lora) is not None:
+            self._replace_weights("load_adapter_file", (path, self._model.path, lora.model_dump()), version)
+        else:
+            self._replace_weights("load_weight_file", path, version)
 
     def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
         """Create vLLM's weight transfer engine, unless it is there."""

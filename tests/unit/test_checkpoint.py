@@ -19,7 +19,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bapo.config.tree import Config
+from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Batch, Origin
 from bapo.runtime.file_digest import digest_of
@@ -81,7 +81,7 @@ def train(config: Config, run: Path, buffer: FakeBuffer, fleet: FakeFleet, *, re
     learner.run(checkpoint.state.step + 1 if checkpoint else 1)
     newest = newest_checkpoint(run / "checkpoints")
     assert newest is not None
-    export_model(newest, config.model.path)
+    export_model(newest, config.model)
     return learner
 
 
@@ -139,6 +139,7 @@ METHODS: dict[str, dict[str, dict[str, object]]] = {
         "learner": {"epochs": 2, "epochs_until": 3, "minibatch_size": 2},
     },
     "supervised": {"algorithm": {"composer": "relift", "options": {"sft_lr": 1e-3}}},
+    "lora": {"model": {"lora": {"rank": 2}}},
 }  # fmt: skip
 
 
@@ -163,7 +164,9 @@ def test_what_single_methods_keep_is_resumed_too(method: str, killed_at: int, mo
     for name, part in straight.updater.parts.items():
         again = resumed.updater.parts[name].tensors()
         assert all(torch.equal(tensor, again[key]) for key, tensor in part.tensors().items()), name
-    expected = {"critic": "critic", "remix": "reference", "supervised": "supervised"}[method]
+    for a, b in zip(resumed.policy.parameters(), straight.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+    expected = {"critic": "critic", "remix": "reference", "supervised": "supervised", "lora": "model"}[method]
     newest = newest_checkpoint(tmp_path / "straight" / "checkpoints")
     assert newest is not None
     assert newest.shards.part(expected).stored
@@ -201,9 +204,9 @@ def test_an_export_in_several_files_has_the_bits_of_its_checkpoint_and_is_there_
     earlier, out = open_checkpoint(tmp_path / "checkpoints", 2), tmp_path / "exports" / "mine"
     monkeypatch.setattr("learner.export.FILE_BYTES", 100_000)
     with files_of_at_most(50_000), pytest.raises(StorageError, match="mine"):
-        export_model(earlier, str(model_path), out)
+        export_model(earlier, ModelConfig(path=str(model_path)), out)
     assert list(out.parent.iterdir()) == []
-    export_model(earlier, str(model_path), out)
+    export_model(earlier, ModelConfig(path=str(model_path)), out)
     assert len(list(out.glob("model-*-of-*.safetensors"))) > 1
     stored = stored_tensors(earlier.folder, "model")
     model = AutoModelForCausalLM.from_pretrained(out)

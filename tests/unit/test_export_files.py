@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bapo.config.tree import ModelConfig
 from bapo.core.errors import ConfigError
 from bapo.runtime.base_files import export_problem, vocabulary_problem
 from bapo.runtime.run_directory.layout import EXPORT_FAILED
@@ -87,7 +88,7 @@ def test_the_base_models_own_files_are_exported_as_they_are(
     check_export(str(base))
     assert export_problem(str(base)) == ""
     out = tmp_path / "out"
-    export_model(checkpoint, str(base), out)
+    export_model(checkpoint, ModelConfig(path=str(base)), out)
     given = {str(file.relative_to(base)): file.read_bytes() for file in base.rglob("*") if file.is_file()}
     for name, content in given.items():
         if name not in ("model.safetensors", "config.json"):
@@ -131,11 +132,11 @@ def test_an_export_that_fails_at_the_end_leaves_a_finished_run_and_says_how_to_r
     link = base / "merges.txt"
     link.symlink_to(base / "nowhere")
     with caplog.at_level(logging.ERROR):
-        export_last(checkpoint, str(base), tmp_path)
+        export_last(checkpoint, ModelConfig(path=str(base)), tmp_path)
     assert f"bapo export {tmp_path}" in caplog.text
     assert "merges.txt" in (checkpoint.folder / EXPORT_FAILED).read_text()
     link.unlink()
-    export_model(checkpoint, str(base))
+    export_model(checkpoint, ModelConfig(path=str(base)))
     assert (checkpoint.model_path / "model.safetensors").is_file()
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import Run, open_run, say
+from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError
 from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -21,30 +22,38 @@ def export(
         int | None, typer.Option("--step", metavar="N", help="Checkpoint of the run to export; default: the latest.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder to create; default: hf in the checkpoint.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder to create; default: hf, or adapter, in the checkpoint."),
     ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="With LoRA: the whole model with the adapter merged, not the adapter.")
+    ] = False,
 ) -> None:
-    """Write the model of a checkpoint in Hugging Face format, in float32, with its tokenizer.
+    """Write the model of a checkpoint in Hugging Face format, in float32, with its tokenizer; with LoRA the adapter
+    in PEFT's format.
 
-    A run does this for its last step. transformers and vLLM load the folder.
+    A run does this for its last step. transformers and vLLM load the folder; PEFT loads an adapter.
 
     Examples:
 
       bapo export outputs/demo-001
       bapo export outputs/demo-001 --step 40 --out models/mine
+      bapo export outputs/lora-001 --merged
     """
     directory = open_run(run)
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; name a folder to create")
-    say(str(exported(directory, step, out)))
+    is_adapter = not merged and load_resolved(directory.config_path).model.lora is not None
+    say(str(exported(directory, step, out, adapter=is_adapter)))
 
 
-def exported(run: RunDirectory, step: int | None, out: Path | None = None) -> Path:
+def exported(run: RunDirectory, step: int | None, out: Path | None = None, *, adapter: bool = False) -> Path:
     """The folder with the model of a checkpoint, written if it does not exist.
 
     Args:
         step: None: the latest checkpoint.
         out: None: in the checkpoint.
+        adapter: of a run with LoRA, its adapter instead.
     Raises: ConfigError if there is no such checkpoint.
     """
     steps = run.checkpoint_steps()
@@ -53,9 +62,10 @@ def exported(run: RunDirectory, step: int | None, out: Path | None = None) -> Pa
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
         raise ConfigError(f"run {run.path} has no checkpoint of step {chosen}; available: {', '.join(map(str, steps))}")
-    folder = run.checkpoint_dir(chosen) / "hf" if out is None else out
+    folder = run.checkpoint_dir(chosen) / ("adapter" if adapter else "hf") if out is None else out
     if not folder.exists():
         flags = ["--config", str(run.config_path), "--run-dir", str(run.path), "--step", str(chosen)]
+        flags += [] if adapter else ["--merged"]
         command = [sys.executable, "-m", "learner.export", *flags, *(["--out", str(out)] if out else [])]
         with progress(f"exporting step {chosen} of {run.name}"):
             done = subprocess.run(command, check=False)

@@ -233,10 +233,11 @@ def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:
         return
     newest = run.checkpoint_dir(steps[-1])
     yield "checkpoint", str(newest)
-    exported = newest / "hf"
     failure = newest / EXPORT_FAILED
-    if exported.is_dir():
+    if (exported := newest / "hf").is_dir():
         yield "model", f"{exported} (load it with transformers)"
+    elif (exported := newest / "adapter").is_dir():
+        yield "model", f"{exported} (load it with PEFT; bapo export --merged {run.path} writes the whole model)"
     elif failure.is_file():
         yield "model", f"not exported: {failure.read_text()}; repeat with bapo export {run.path}"
     else:

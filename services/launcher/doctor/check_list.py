@@ -18,6 +18,7 @@ from bapo.runtime.model_files import fetch, folder_of, is_hub_id
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, Download
 from services.launcher.doctor.gold_checks import gold_answers
+from services.launcher.doctor.lora_checks import lora
 from services.launcher.doctor.prompt_checks import prompts, tokenizer_files
 from services.launcher.doctor.situation import Situation
 from services.launcher.gpus.devices import visible_here
@@ -69,6 +70,7 @@ CHECKS: tuple[Listed, ...] = (
     Listed("Redis", Needs.NETWORK, lambda here: [checks.redis(here.config)]),
     Listed("trackers", Needs.NETWORK, lambda here: checks.trackers(here.config)),
     Listed("the model", Needs.FILES, lambda here: [checks.model_files(here.config)]),
+    Listed("LoRA", Needs.FILES, lambda here: lora(here.config)),
     Listed("the tokenizer", Needs.FILES, tokenizer_files),
     Listed("the data", Needs.DATA, lambda here: [checks.data(here)]),
     Listed("every prompt", Needs.TOKENIZER, prompts),

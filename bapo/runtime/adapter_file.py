@@ -1,0 +1,124 @@
+"""A LoRA adapter on its way from the learner to the engines: one safetensors file, and what both make of it.
+
+    NAME.lora_A [r, I]    NAME.lora_B [O, r]    of every adapted layer, by the layer's name in the base model's files
+    metadata              scale of B A; digest of the base model that W comes from
+
+    W' = round(W + scale B A)        in the dtype of W; sums in float32
+
+Learner and engines multiply by the same W', made by `merged`: in bfloat16, LoRA computed apart
+(x W^T + scale x A^T B^T) differs from it by as much as one training step changes the log-probs.
+
+Suffixes: I inputs and O outputs of a layer, R the rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from bapo.config.tree import LoraConfig
+from bapo.core.errors import WeightMismatchError
+from bapo.runtime.file_digest import digest_of
+from bapo.runtime.lora import LORA_A, LORA_B, adapter_shapes, base_files
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the shared package is light
+
+SCALE, BASE = "lora_scale", "lora_base"
+"""Names in the metadata."""
+
+
+def merged(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
+    """W' in the dtype of W, a new tensor. A and B are rounded to that dtype first."""
+    dtype = weight_OI.dtype
+    change_OI = b_OR.to(dtype).float() @ a_RI.to(dtype).float()
+    return change_OI.mul_(scale).add_(weight_OI.float()).to(dtype)
+
+
+def metadata_of(settings: LoraConfig, base: str) -> dict[str, str]:
+    """Of the file. `base`: `base_digest` of the model that the learner has loaded."""
+    return {SCALE: repr(settings.scale), BASE: base}
+
+
+@lru_cache
+def base_digest(path: str) -> str:
+    """Digest of the weights of `model.path`, hex; read once per process. Raises: ConfigError, OSError."""
+    digest = hashlib.sha256()
+    for file in base_files(path):
+        digest.update(f"{file.name} {digest_of(file)}\n".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that has arrived, with the base model of this host."""
+
+    path: str
+    base: str
+    """model.path."""
+    scale: float
+    layers: frozenset[str]
+
+    @classmethod
+    def open(cls, path: str, base: str, settings: LoraConfig) -> Adapter:
+        """Check all that can be said without the engine.
+
+        Raises: WeightMismatchError if the file is no adapter, of another base model or scale, or if one layer is
+            missing, unknown, or of another rank or shape. The engine still has its old weights.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                found, names = file.metadata() or {}, set(file.keys())
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise WeightMismatchError(f"the adapter {path} cannot be read: {error}") from error
+        if SCALE not in found:
+            raise WeightMismatchError(f"{path} has weights and no adapter, but model.lora is set")
+        if found[SCALE] != repr(settings.scale):
+            raise WeightMismatchError(
+                f"{path} has the scale {found[SCALE]}, but model.lora here gives {settings.scale!r} "
+                f"(rank {settings.rank}, alpha {settings.alpha:g}{', rslora' if settings.rslora else ''})"
+            )
+        if found[BASE] != base_digest(base):
+            raise WeightMismatchError(
+                f"{path} belongs to a base model of digest {found[BASE][:16]}..., but {base} here has "
+                f"{base_digest(base)[:16]}..."
+            )
+        wanted = adapter_shapes(base, settings)
+        for name in sorted(wanted.keys() | shapes.keys()):
+            if wanted.get(name) != shapes.get(name):
+                raise WeightMismatchError(
+                    f"{path}: {name} is {_said(shapes.get(name))}, but model.lora here needs {_said(wanted.get(name))}"
+                )
+        layers = frozenset(name.removesuffix(f".{LORA_A}") for name in wanted if name.endswith(LORA_A))
+        return cls(path, base, settings.scale, layers)
+
+    def tensors(self, complete: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
+        """W' of every adapted layer, by its name in the base model's files, with its bias.
+
+        Args:
+            complete: further layers whose unchanged tensors are needed: joined layers are loaded together.
+        """
+        wanted = self.layers | set(complete)
+        with safe_open(self.path, framework="pt") as adapter:
+            for file in base_files(self.base):
+                with safe_open(file, framework="pt") as base:
+                    for name in base.keys():  # noqa: SIM118 - not a dict
+                        layer, _, leaf = name.rpartition(".")
+                        if layer not in wanted:
+                            continue
+                        tensor = base.get_tensor(name)
+                        if leaf == "weight" and layer in self.layers:
+                            a_RI, b_OR = (adapter.get_tensor(f"{layer}.{part}") for part in (LORA_A, LORA_B))
+                            tensor = merged(tensor, a_RI, b_OR, self.scale)
+                        yield name, tensor
+
+
+def _said(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else json.dumps(list(shape))

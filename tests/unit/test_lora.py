@@ -1,0 +1,248 @@
+"""LoRA in the learner beside PEFT, and the file that carries an adapter to the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+)
+
+from bapo.config.tree import Config, LoraConfig
+from bapo.core.errors import ConfigError, WeightMismatchError
+from bapo.runtime.adapter_file import Adapter, base_digest, merged, metadata_of
+from bapo.runtime.lora import adapter_shapes, num_adapter_parameters
+from learner.canary import make_canary
+from learner.export import export_adapter, export_model
+from learner.model.file_format import file_tensors
+from learner.model.lora import adapted_layers, adapter_off, kept_weights
+from learner.model.peft_files import write_peft
+from learner.model.policy import Policy, sequence_microbatch
+from learner.startup import newest_checkpoint
+from tests.support.learner import (
+    CPU,
+    FakeBuffer,
+    FakeFleet,
+    learner_config,
+    make_test_learner,
+    make_updater,
+    random_batch,
+    tiny_policy,
+)
+from tests.support.lora import KINDS, TOKENS, a_trained_policy, lora_config, write_model
+from tests.support.tiny_model import reference_logprobs
+
+
+class Stored:
+    """A checkpoint's adapter, from memory."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def whole(self) -> Iterator[dict[str, Tensor]]:
+        found = kept_weights(self._policy.model)
+        yield {name: getattr(tensor, "full_tensor", lambda t=tensor: t)().clone() for name, tensor in found.items()}
+
+
+def in_peft(policy: Policy, config: Config, folder: Path) -> Any:
+    """The same adapter, loaded by PEFT on the base model."""
+    folder.mkdir()
+    write_peft(Stored(policy), config.model, folder)
+    base = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=getattr(torch, config.model.dtype))
+    return peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
+
+
+def logprobs_of(model: Any) -> Tensor:
+    """[T - 1], with a gradient."""
+    logits = model(torch.tensor([TOKENS])).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(TOKENS)[1:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_and_gradients_are_those_of_peft(kind: str, tmp_path: Path) -> None:
+    settings, targets = KINDS[kind]
+    config = lora_config(write_model(tmp_path / "base", settings), targets=targets)
+    policy = a_trained_policy(config)
+    other = in_peft(policy, config, tmp_path / "adapter")
+    ours = policy.logprobs(sequence_microbatch(TOKENS, CPU))
+    theirs = logprobs_of(other)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert not torch.allclose(ours, reference_logprobs(other.unload(), TOKENS), atol=1e-2)
+    other = in_peft(policy, config, tmp_path / "again")
+    (-ours.mean()).backward()
+    theirs = logprobs_of(other)
+    (-theirs.mean()).backward()
+    gradients = {name: parameter.grad for name, parameter in other.named_parameters() if parameter.requires_grad}
+    mine = {name: parameter.grad for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+    assert mine.keys() == {name.removeprefix("base_model.model.").replace(".default.weight", "") for name in gradients}
+    for name, gradient in mine.items():
+        expected = gradients[f"base_model.model.{name}.default.weight"]
+        assert torch.allclose(gradient, expected, atol=1e-5 * float(expected.abs().max())), name
+    assert all(parameter.grad is None for name, parameter in policy.model.named_parameters() if name not in mine)
+
+
+def test_in_bfloat16_log_probs_are_near_those_of_peft(tmp_path: Path) -> None:
+    """PEFT multiplies by A and B apart, so it differs from the merged form by roundings."""
+    config = lora_config(write_model(tmp_path / "base", KINDS["Qwen2, biases, tied"][0]), "bfloat16")
+    policy = a_trained_policy(config)
+    assert {parameter.dtype for parameter in policy.parameters() if not parameter.requires_grad} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in policy.parameters() if parameter.requires_grad} == {torch.float32}
+    ours = policy.logprobs(sequence_microbatch(TOKENS, CPU)).detach()
+    other = in_peft(policy, config, tmp_path / "adapter")
+    theirs = reference_logprobs(other, TOKENS)
+    without = reference_logprobs(other.unload(), TOKENS)
+    assert float((ours - theirs).abs().max()) < 0.15 < float((ours - without).abs().max())
+
+
+def test_only_the_adapter_trains_and_the_base_keeps_its_bits(model_path: Path, tmp_path: Path) -> None:
+    config = lora_config(model_path)
+    policy = tiny_policy(config)
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    make_updater(config, policy, tmp_path).run(random_batch())
+    changed = {name for name, tensor in policy.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    layers = [f"model.layers.{n}.{place}" for n in range(2) for place in (
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]  # fmt: skip
+    assert changed == {f"{layer}.{part}" for layer in layers for part in ("lora_A", "lora_B")}
+
+
+def test_the_reference_of_the_kl_term_is_the_base_model(model_path: Path) -> None:
+    policy, base = a_trained_policy(lora_config(model_path)), tiny_policy(learner_config(model_path))
+    micro = sequence_microbatch(TOKENS, CPU)
+    with torch.no_grad(), adapter_off(policy.model):
+        assert torch.allclose(policy.logprobs(micro), base.logprobs(micro), atol=1e-6)
+    with torch.no_grad():
+        assert not torch.allclose(policy.logprobs(micro), base.logprobs(micro), atol=1e-2)
+
+
+def test_targets_that_the_model_does_not_have_are_named(tmp_path: Path) -> None:
+    experts = write_model(tmp_path / "experts", KINDS["Qwen3-MoE"][0])
+    with pytest.raises(ConfigError, match="gate_proj, up_proj, down_proj"):
+        tiny_policy(lora_config(experts))
+    with pytest.raises(ConfigError, match="lm_head"):
+        tiny_policy(lora_config(experts, targets=["q_proj", "lm_head"]))
+
+
+def test_shapes_are_those_of_the_layers_of_the_base_model(model_path: Path) -> None:
+    """Hidden 64, two heads of 32, one of them for keys and values, MLP 128, two layers."""
+    shapes = adapter_shapes(str(model_path), LoraConfig(rank=4, targets=["k_proj", "down_proj"]))
+    assert shapes["model.layers.1.self_attn.k_proj.lora_A"] == (4, 64)
+    assert shapes["model.layers.1.self_attn.k_proj.lora_B"] == (32, 4)
+    assert shapes["model.layers.0.mlp.down_proj.lora_A"] == (4, 128)
+    assert len(shapes) == 8
+    assert num_adapter_parameters(str(model_path), LoraConfig(rank=4, targets=["k_proj"])) == 2 * 4 * (64 + 32)
+
+
+def test_a_run_with_lora_publishes_keeps_and_exports_its_adapter(model_path: Path, tmp_path: Path) -> None:
+    config = lora_config(model_path)
+    fleet = FakeFleet()
+    learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(lambda step: random_batch(step=step)), fleet=fleet)
+    learner.run(1)
+    policy, micro = learner.policy, sequence_microbatch(TOKENS, CPU)
+    with torch.no_grad():
+        expected = policy.logprobs(micro)
+    assert config.model.lora is not None
+
+    arrived = Adapter.open(fleet.updates[-1].path, str(model_path), config.model.lora)
+    sent, base = dict(arrived.tensors()), load_file(model_path / "model.safetensors")
+    assert sent.keys() == {name for name in base if "_proj" in name}
+    layer = adapted_layers(policy.model)["model.layers.1.mlp.up_proj"]
+    by_hand = base["model.layers.1.mlp.up_proj.weight"] + 2.0 * layer.lora_B.detach() @ layer.lora_A.detach()
+    assert torch.allclose(sent["model.layers.1.mlp.up_proj.weight"], by_hand, atol=1e-6)
+
+    checkpoint = newest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert {name.rpartition(".")[2] for name in checkpoint.weights.stored} == {"lora_A", "lora_B"}
+    export_adapter(checkpoint, config.model)
+    other = AutoModelForCausalLM.from_pretrained(model_path)
+    adapted = peft.PeftModel.from_pretrained(other, checkpoint.adapter_path)
+    assert torch.allclose(reference_logprobs(adapted, TOKENS), expected, atol=1e-5)
+    export_model(checkpoint, config.model)
+    whole = AutoModelForCausalLM.from_pretrained(checkpoint.model_path)
+    assert torch.allclose(reference_logprobs(whole, TOKENS), expected, atol=1e-5)
+
+
+@pytest.fixture
+def adapter_file(model_path: Path, tmp_path: Path) -> Path:
+    """What a learner of `lora_config` would write."""
+    config = lora_config(model_path)
+    policy = a_trained_policy(config)
+    tensors = file_tensors(policy.model, kept_weights(policy.model))
+    path = tmp_path / "version-000002.safetensors"
+    assert config.model.lora is not None
+    save_file(tensors, path, metadata=metadata_of(config.model.lora, base_digest(str(model_path))))
+    return path
+
+
+def rewritten(path: Path, change: Any, **metadata: str) -> Path:
+    with safe_open(path, framework="pt") as file:
+        found: Mapping[str, str] = file.metadata()
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={**found, **metadata})
+    return path
+
+
+def nothing(tensors: dict[str, Tensor]) -> None:
+    del tensors
+
+
+def without_a_layer(tensors: dict[str, Tensor]) -> None:
+    for part in ("lora_A", "lora_B"):
+        del tensors[f"model.layers.0.mlp.up_proj.{part}"]
+
+
+def with_a_prefix(tensors: dict[str, Tensor]) -> None:
+    for name in list(tensors):
+        tensors[f"base_model.{name}"] = tensors.pop(name)
+
+
+def of_another_rank(tensors: dict[str, Tensor]) -> None:
+    name = "model.layers.0.mlp.up_proj.lora_A"
+    tensors[name] = tensors[name][:2].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "metadata", "problem"),
+    [
+        (nothing, {"lora_scale": "4.0"}, "scale 4.0"),
+        (nothing, {"lora_base": "f" * 64}, "digest ffff"),
+        (without_a_layer, {}, "up_proj.lora_A is missing"),
+        (with_a_prefix, {}, "base_model.model.layers.0"),
+        (of_another_rank, {}, r"\[2, 64\]"),
+    ],
+)
+def test_an_adapter_that_is_not_of_this_run_is_refused_before_the_engine_loads_it(
+    change: Any, metadata: dict[str, str], problem: str, adapter_file: Path, model_path: Path
+) -> None:
+    settings = LoraConfig(rank=4, alpha=8.0)
+    assert len(Adapter.open(str(adapter_file), str(model_path), settings).layers) == 14
+    with pytest.raises(WeightMismatchError, match=problem):
+        Adapter.open(str(rewritten(adapter_file, change, **metadata)), str(model_path), settings)
+
+
+def test_frozen_weights_in_place_of_an_adapter_are_refused(model_path: Path) -> None:
+    with pytest.raises(WeightMismatchError, match="no adapter"):
+        Adapter.open(str(model_path / "model.safetensors"), str(model_path), LoraConfig())
+
+
+def test_the_scale_is_alpha_over_r_or_over_its_root() -> None:
+    assert LoraConfig(rank=16, alpha=32.0).scale == 2.0
+    assert LoraConfig(rank=16, alpha=32.0, rslora=True).scale == 8.0
+    weight, a, b = torch.zeros(2, 3), torch.ones(1, 3), torch.tensor([[1.0], [2.0]])
+    assert merged(weight, a, b, 0.5).tolist() == [[0.5] * 3, [1.0] * 3]
+
+
+def test_the_canary_of_an_update_is_of_the_adapted_model(model_path: Path) -> None:
+    config = lora_config(model_path)
+    adapted = make_canary(a_trained_policy(config), tuple(TOKENS), "float32")
+    base = make_canary(tiny_policy(config), tuple(TOKENS), "float32")
+    assert max(abs(x - y) for x, y in zip(adapted.logprobs, base.logprobs, strict=True)) > 0.05
