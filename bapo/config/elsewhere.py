@@ -129,8 +129,10 @@ ADVICE = (
            "model_init_kwargs cast_lm_head_to_fp32 disable_dropout use_cache",
            "*.override_config *.hf_config_path *.model.use_shm"),
     Advice("use model.freeze_vision", "", "*.freeze_vision_tower"),
-    Advice("LoRA is not supported: all weights are trained", "",
-           "*.lora_rank *.lora_alpha *.target_modules *.exclude_modules *.lora_adapter_path *.layered_summon"),
+    Advice("use [model.lora] with rank, alpha and targets (docs/lora.md)", "",
+           "*.lora_rank *.lora_alpha *.target_modules"),
+    Advice("not supported: an adapter to start from; layers are chosen by model.lora.targets", "",
+           "*.exclude_modules *.lora_adapter_path *.layered_summon"),
     Advice("not there: attention and log-probs have one implementation; learner.compile fuses the rest",
            "use_liger_kernel liger_kernel_config", "*.use_liger *.use_fused_kernels *.fused_kernel_options.* "
            "*.entropy_from_logits_with_chunking *.entropy_checkpointing *.tiled_mlp.* *.calculate_entropy"),

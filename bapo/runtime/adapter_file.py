@@ -69,7 +69,7 @@ class Adapter:
     def open(cls, path: str, base: str, settings: LoraConfig) -> Adapter:
         """Check all that can be said without the engine.
 
-        Raises: WeightMismatchError if the file is no adapter, of another base model or scale, or if one layer is
+        Raises: WeightMismatchError if the file is not an adapter, of another base model or scale, or if one layer is
             missing, unknown, or of another rank or shape. The engine still has its old weights.
         """
         try:
@@ -79,7 +79,7 @@ class Adapter:
         except (OSError, SafetensorError) as error:
             raise WeightMismatchError(f"the adapter {path} cannot be read: {error}") from error
         if SCALE not in found:
-            raise WeightMismatchError(f"{path} has weights and no adapter, but model.lora is set")
+            raise WeightMismatchError(f"{path} has whole weights, not an adapter, and model.lora is set")
         if found[SCALE] != repr(settings.scale):
             raise WeightMismatchError(
                 f"{path} has the scale {found[SCALE]}, but model.lora here gives {settings.scale!r} "

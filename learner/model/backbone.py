@@ -18,6 +18,7 @@ from bapo.config.tree import ModelConfig
 from bapo.core.errors import ConfigError
 from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packing import MicroBatch, PassCost
+from learner.model.lora import adapted_layers
 
 PLAIN = "sdpa"
 """Name of torch's attention in transformers."""
@@ -79,6 +80,9 @@ def pass_cost(model: PreTrainedModel) -> PassCost:
     The layers have 2 FLOPs per token and parameter. Their attention has 2 products of 2 H D FLOPs for each pair of
     tokens, of which causality keeps half: 2 H D per layer and squared length.
 
+    With LoRA the layers and the head have no gradient of their weights: two products per weight instead of three, so
+    that attention counts 3/2 times as much.
+
     The vision tower is not counted; of experts, all are, so for them attention counts too little.
     """
     settings = model.config.get_text_config()
@@ -88,4 +92,7 @@ def pass_cost(model: PreTrainedModel) -> PassCost:
     head_size: int = getattr(settings, "head_dim", None) or hidden // heads
     embeddings = sum(parameter.numel() for parameter in model.get_input_embeddings().parameters())
     linear = sum(parameter.numel() for parameter in model.get_decoder().parameters()) - embeddings
-    return PassCost(head=settings.vocab_size * hidden / linear, attention=layers * heads * head_size / linear)
+    attention = layers * heads * head_size / linear
+    return PassCost(
+        head=settings.vocab_size * hidden / linear, attention=attention * (1.5 if adapted_layers(model) else 1.0)
+    )

@@ -230,7 +230,7 @@ def test_an_adapter_that_is_not_of_this_run_is_refused_before_the_engine_loads_i
 
 
 def test_frozen_weights_in_place_of_an_adapter_are_refused(model_path: Path) -> None:
-    with pytest.raises(WeightMismatchError, match="no adapter"):
+    with pytest.raises(WeightMismatchError, match="not an adapter"):
         Adapter.open(str(model_path / "model.safetensors"), str(model_path), LoraConfig())
 
 

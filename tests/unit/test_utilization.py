@@ -89,6 +89,15 @@ def test_flops_of_a_model_come_from_its_weights_whether_sharded_or_not(dtype: st
     assert found.per_prediction == 6 * settings.hidden_size * VOCAB_SIZE
 
 
+def test_a_frozen_weight_has_no_flops_of_its_gradient(model_path: Path) -> None:
+    lora = {"rank": 4, "targets": ["q_proj"]}
+    policy = load_policy(model_path, learner_config(model_path, model={"lora": lora}), ALONE)
+    found = model_flops(policy)
+    # Two layers: q, o of 64 x 64, k, v of 64 x 32, three of 64 x 128; A of 4 x 64 and B of 64 x 4.
+    assert found.per_token == 2 * (4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 6 * 2 * 4 * 64)
+    assert found.per_prediction == 4 * 64 * VOCAB_SIZE
+
+
 def test_a_rate_is_per_rank_and_by_the_gpus_clock_where_there_is_one() -> None:
     seconds, gpu_seconds = {"prox": 0.5, "update": 1.5, "diagnostics": 9.0}, {"prox": 1.0, "update": 3.0}
     assert utilization(8e12, seconds, {}, ALONE).tflops_per_s == 4.0

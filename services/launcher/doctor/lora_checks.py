@@ -1,4 +1,4 @@
-"""What a run with `model.lora` trains, sends and keeps, beside full training."""
+"""What a run with `model.lora` trains, sends and keeps, compared with full training."""
 
 from __future__ import annotations
 
