@@ -36,7 +36,7 @@ from tests.support.store_tables import held_by_model, held_by_redis
 
 EXAMPLES = int(os.environ.get("BAPO_MODEL_EXAMPLES", "0"))
 """0: the same few ones at every run."""
-FEW = 90
+FEW = 50
 STEPS = 50
 PHASES = [Phase.generate] if os.environ.get("BAPO_MODEL_SHRINK") == "0" else [Phase.generate, Phase.shrink]
 LEASE_S = 600

@@ -35,10 +35,10 @@ def test_a_step_trains_while_its_weights_are_written_and_the_file_is_that_of_its
     trained = threading.Event()
     write = publish_weights.write_weights
 
-    def write_late(tensors: Any, path: Path) -> None:
+    def write_late(tensors: Any, path: Path, metadata: Any) -> None:
         if path.name == "version-000002.safetensors":
             assert trained.wait(LIMIT_S)
-        write(tensors, path)
+        write(tensors, path, metadata)
 
     def batch_of(step: int) -> Any:
         if step == 3:
