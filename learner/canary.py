@@ -20,6 +20,7 @@ from bapo.core.types import Canary
 from bapo.tasks.prompt_tokens import prompt_token_ids
 from bapo.tasks.registry import task_of
 from learner.distributed.sharding import reshard
+from learner.model.lora import adapted_layers, adapter_off
 from learner.model.policy import Policy, sequence_microbatch
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,17 @@ def _of_the_task(config: Config, known: frozenset[int]) -> list[int]:
 
 @torch.no_grad()
 def make_canary(policy: Policy, token_ids: tuple[int, ...], dtype: str) -> Canary:
-    """The learner's log-probs of the canary tokens at temperature 1. Collective."""
-    logprobs, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
+    """The learner's log-probs of the canary tokens at temperature 1, with LoRA also without the adapter. Collective."""
+    micro = sequence_microbatch(token_ids, policy.device)
+    logprobs, _ = policy(micro, temperature=1.0, with_entropy=False)
+    base: list[float] = []
+    if adapted_layers(policy.model):
+        with adapter_off(policy.model):
+            base = policy(micro, temperature=1.0, with_entropy=False)[0].tolist()
     reshard(policy)
-    return Canary(token_ids=token_ids, logprobs=tuple(logprobs.tolist()), tolerance=TOLERANCE[dtype])
+    return Canary(
+        token_ids=token_ids,
+        logprobs=tuple(logprobs.tolist()),
+        tolerance=TOLERANCE[dtype],
+        base_logprobs=tuple(base),
+    )

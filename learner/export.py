@@ -70,7 +70,7 @@ def export_model(checkpoint: Checkpoint, model: ModelConfig, out: Path | None = 
             _write_pieces(_file_pieces(checkpoint.weights, empty_model(model.path)), partial)
         else:
             _write_model_files(model.path, partial, dtype=model.dtype)
-            _write_pieces(merged_pieces(checkpoint.weights, model), partial)
+            _write_pieces(merged_pieces(checkpoint.weights, model, empty_model(model.path)), partial)
 
     _write_folder(out or checkpoint.model_path, write)
 

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ class Worker:
             wait_s = _update_wait_s(self._config)
             loading = self._sampler.call(lambda engine: load_verified(engine, local, self._agreement), wait_s=wait_s)
             self._claim_for(update.version)
-            loading.result()
+            self._count_undecided(loading.result())
         except WeightsAbsentError:  # the engine is as it was; a joining worker takes newer weights
             raise
         except BaseException as error:  # re-raised; after half an update it must not sample
@@ -199,12 +199,16 @@ class Worker:
         try:
             loading = self._sampler.call(lambda engine: load_verified(engine, transfer, self._agreement))
             self._claim_for(transfer.version)
-            loading.result()
+            self._count_undecided(loading.result())
         except BaseException as error:  # re-raised; after half an update it must not sample
             self.died(error)
             raise
         self._update_digest, self._transferred = "", transfer.canary
         return time.monotonic() - began
+
+    def _count_undecided(self, checks: Sequence[str]) -> None:
+        for check in checks:
+            self._counts.add(f"undecided/{check}")
 
     def report(self) -> WorkerReport:
         """The worker's state and counts."""

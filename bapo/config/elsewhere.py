@@ -131,7 +131,7 @@ ADVICE = (
     Advice("use model.freeze_vision", "", "*.freeze_vision_tower"),
     Advice("use [model.lora] with rank, alpha and targets (docs/lora.md)", "",
            "*.lora_rank *.lora_alpha *.target_modules"),
-    Advice("not supported: an adapter to start from; layers are chosen by model.lora.targets", "",
+    Advice("use model.adapter = FOLDER with [model.lora], whose targets choose the layers (docs/lora.md)", "",
            "*.exclude_modules *.lora_adapter_path *.layered_summon"),
     Advice("not there: attention and log-probs have one implementation; learner.compile fuses the rest",
            "use_liger_kernel liger_kernel_config", "*.use_liger *.use_fused_kernels *.fused_kernel_options.* "

@@ -85,6 +85,8 @@ class ModelConfig(Frozen):
     """Do not train the vision tower (docs/images.md)."""
     lora: LoraConfig | None = None
     """Train low-rank adapters (docs/lora.md); null: all weights."""
+    adapter: str | None = None
+    """Folder of an adapter in PEFT's format to start from, of the rank, scale and layers of `lora`."""
     max_image_pixels: int | None = Field(None, ge=1)
     """Downscale larger images, keeping the aspect ratio; null: the model's own limit."""
 
@@ -277,6 +279,11 @@ class Config(Frozen):
     def lora_has_what_it_needs(self) -> Self:
         """What would train, or compare with, something else than the adapter."""
         if self.model.lora is None:
+            if self.model.adapter is not None:
+                raise ValueError(
+                    "model.adapter without model.lora: write [model.lora] with the adapter's rank, alpha and targets, "
+                    "as in its adapter_config.json"
+                )
             return self
         if self.loss.kl_restart_step is not None:
             raise ValueError(

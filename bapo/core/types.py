@@ -467,6 +467,8 @@ class Canary:
     """One per token except the first, in nats."""
     tolerance: Annotated[float, Meta(ge=0)]
     """Largest root mean square difference of an engine with the same weights, in nats."""
+    base_logprobs: tuple[float, ...] = ()
+    """With LoRA those of the model without its adapter, to detect engines that do not have it; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

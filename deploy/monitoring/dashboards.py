@@ -304,8 +304,10 @@ WEIGHTS = Row("Weight updates", (
     Panel(title="Bytes per second", help="Weights loaded by workers.", unit="Bps", lowest=0, queries=(
         Query("sum by (run) (rate(bapo_sync_bytes_total[$__rate_interval]))", "{{run}}"),)),
     Panel(title="Failures", axis="failed updates",
-          help="Total of workers that failed to load an update; each is replaced.", lowest=0, queries=(
-        Query("sum by (run) (bapo_sync_failures_total)", "{{run}}"),)),
+          help="Total of workers that failed to load an update; each is replaced. Undecided: checks that could not "
+               "tell new weights from old ones, because the step was smaller than roundings.", lowest=0, queries=(
+        Query("sum by (run) (bapo_sync_failures_total)", "{{run}}"),
+        Query("sum by (check) (bapo_sync_undecided_total)", "undecided: {{check}}"))),
 ))  # fmt: skip
 
 VERIFIERS = Row("Reward functions", (

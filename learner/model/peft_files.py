@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from bapo.config.tree import LoraConfig, ModelConfig
+from bapo.core.errors import ConfigError
 from bapo.runtime.adapter_file import merged
 from bapo.runtime.lora import LORA_A, LORA_B, NOT_ADAPTED, base_files, is_adapted, target_names
 from bapo.runtime.model_files import safetensors_header
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import file_tensors
-from learner.model.policy import empty_model
+from learner.model.lora import is_adapter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PREFIX = "base_model.model."
 """Before PEFT's names."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+UNSUPPORTED: dict[str, Any] = {
+    "peft_type": "LORA", "use_dora": False, "bias": "none", "modules_to_save": None, "rank_pattern": {},
+    "alpha_pattern": {}, "layers_to_transform": None, "fan_in_fan_out": False, "lora_bias": False,
+    "target_parameters": None, "trainable_token_indices": None,
+}  # fmt: skip
+"""Keys of PEFT's configuration that must have this value: any other is another function of the same tensors."""
 
 
 def write_peft(weights: StoredShards, model: ModelConfig, folder: Path) -> None:
     """adapter_config.json and adapter_model.safetensors, float32. Raises: OSError."""
     assert model.lora is not None
-    (folder / "adapter_config.json").write_text(json.dumps(peft_config(model.path, model.lora), indent=2) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(peft_config(model.path, model.lora), indent=2) + "\n")
     found = {f"{PREFIX}{name}.weight": tensor for piece in weights.whole() for name, tensor in piece.items()}
-    path = folder / "adapter_model.safetensors"
+    path = folder / ADAPTER_WEIGHTS
     save_file(found, path, metadata={"format": "pt"})
     path.chmod(FILE_MODE)
 
@@ -51,18 +62,54 @@ def peft_config(base: str, lora: LoraConfig) -> dict[str, Any]:
     }
 
 
+@torch.no_grad()
+def load_peft(model: nn.Module, lora: LoraConfig, folder: Path) -> None:
+    """Fill the adapter of a model, in place, from PEFT's files.
+
+    Raises: ConfigError for an adapter of another kind, rank, scale or set of layers.
+    """
+    try:
+        settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        stored = load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"model.adapter: {folder} is not an adapter in PEFT's format: {error}") from error
+    for key, value in UNSUPPORTED.items():
+        if settings.get(key, value) not in (value, None):
+            raise ConfigError(f"model.adapter: {folder} has {key} = {settings[key]!r}, which is not supported")
+    keys = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
+    theirs = {name: settings.get(key, False) for name, key in keys.items()}
+    if theirs != (ours := {"rank": lora.rank, "alpha": lora.alpha, "rslora": lora.rslora}):
+        raise ConfigError(f"model.adapter: {folder} has {_said(theirs)}, but [model.lora] has {_said(ours)}")
+    mine = {f"{PREFIX}{name}.weight": p for name, p in model.named_parameters() if is_adapter(name)}
+    for name in sorted(mine.keys() ^ stored.keys()):
+        where = "only in the adapter" if name in stored else "not in the adapter"
+        raise ConfigError(
+            f"model.adapter: {folder}: {name} is {where}; set model.lora.targets to its target_modules, "
+            f"{settings.get('target_modules')}"
+        )
+    for name, parameter in mine.items():
+        if stored[name].shape != parameter.shape:
+            shape = list(stored[name].shape)
+            raise ConfigError(f"model.adapter: {folder}: {name} has the shape {shape}, of another model")
+        parameter.copy_(stored[name])
+
+
+def _said(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
 def _has_others(base: str, lora: LoraConfig) -> bool:
     """Whether the base model has layers of the same names that are not adapted."""
     names = {name.removesuffix(".weight") for path in base_files(base) for name in safetensors_header(path)}
     return any(name.rpartition(".")[2] in target_names(lora) and not is_adapted(name, lora) for name in names)
 
 
-def merged_pieces(weights: StoredShards, model: ModelConfig) -> Iterator[dict[str, Tensor]]:
-    """The base model's tensors in `model.dtype`, file by file, with the adapter in them."""
+def merged_pieces(weights: StoredShards, model: ModelConfig, empty: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    """The base model's tensors in `model.dtype`, file by file, with the adapter in them. `empty`: without weights."""
     assert model.lora is not None
     dtype: torch.dtype = getattr(torch, model.dtype)
     stored = {name: tensor for piece in weights.whole() for name, tensor in piece.items()}
-    adapter = file_tensors(empty_model(model.path), stored)
+    adapter = file_tensors(empty, stored)
     for path in base_files(model.path):
         piece = {}
         with safe_open(path, framework="pt") as file:

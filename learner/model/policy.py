@@ -37,6 +37,7 @@ from learner.model.layers import LayerOptions
 from learner.model.loading import cast_frozen, load_module
 from learner.model.logprobs import response_logprobs
 from learner.model.lora import add_adapters
+from learner.model.peft_files import load_peft
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
         generation.append(model.generation_config)
-        return wrapped(model)
+        return wrapped(model, is_read=True)
 
     def build() -> Policy:
         try:
@@ -162,10 +163,12 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
             cast_frozen(policy, dtype)
         return policy
 
-    def wrapped(model: PreTrainedModel) -> Policy:
+    def wrapped(model: PreTrainedModel, *, is_read: bool = False) -> Policy:
         freeze_vision(model, config.model)
         if config.model.lora is not None and not frozen:
             add_adapters(model, config.model.lora, seed=config.run.seed, base=config.model.path)
+            if config.model.adapter is not None and is_read:
+                load_peft(model, config.model.lora, Path(config.model.adapter))
         return Policy(
             model,
             temperature=config.rollout.temperature,

@@ -60,6 +60,8 @@ class KernelProbe:
         self._dtype, self._device = dtype, device
         self._new: dict[str, Tensor] = {}
         self._old: dict[str, Tensor] = {}
+        self.decides = False
+        """Whether the last `problem` could tell the new weights from the old ones."""
 
     def begin(self) -> None:
         """Before an update: what has arrived until now becomes old."""
@@ -95,6 +97,7 @@ class KernelProbe:
         for gap in found:
             if not gap.distance <= BOUND[self._dtype]:  # also true for NaN
                 return f"{gap.name} gives products that differ by {gap.distance:.2g} from those of the weights sent"
+        self.decides = not _is_noise(found, SIGMAS)
         old = [gap.name for gap in found if _is_old([gap], SIGMAS_OF_ONE)]
         if not old and not _is_old(found, SIGMAS):
             return ""
@@ -157,8 +160,19 @@ def _gap(name: str, y_XO: Tensor, new_XO: Tensor, old_XO: Tensor) -> _Gap:
 
 
 def _is_old(gaps: Sequence[_Gap], sigmas: float) -> bool:
+    t, deviation = _position(gaps)
+    return t < HALF - sigmas * deviation
+
+
+def _is_noise(gaps: Sequence[_Gap], sigmas: float) -> bool:
+    """Whether t tells neither the new weights nor the old ones."""
+    t, deviation = _position(gaps)
+    return abs(t - HALF) < sigmas * deviation
+
+
+def _position(gaps: Sequence[_Gap]) -> tuple[float, float]:
+    """(t, its standard deviation) of all these together; (1, 0) where new and old weights are the same."""
     step = sum(gap.step for gap in gaps)
     if step == 0:
-        return False
-    t, deviation = sum(gap.along for gap in gaps) / step, math.sqrt(sum(gap.noise for gap in gaps)) / step
-    return t < HALF - sigmas * deviation
+        return 1.0, 0.0
+    return sum(gap.along for gap in gaps) / step, math.sqrt(sum(gap.noise for gap in gaps)) / step

@@ -129,11 +129,13 @@ class WeightReceiver:
         if current_platform.is_cpu():
             _repack(model)
 
-    def kernel_problem(self) -> str:
-        """Why the kernels do not multiply with the weights that arrived last; empty if they do, or cannot be asked."""
+    def kernel_problem(self) -> tuple[str, bool]:
+        """Why the kernels do not multiply with the weights that arrived last; empty if they do, or cannot be asked. And
+        whether they could tell these weights from those before."""
         assert self.kernel_probe is not None, "after an update"
         with torch.inference_mode():
-            return self.kernel_probe.problem(_layers(self.model_runner.get_model(), self.kernel_probe))
+            problem = self.kernel_probe.problem(_layers(self.model_runner.get_model(), self.kernel_probe))
+        return problem, self.kernel_probe.decides
 
     @contextmanager
     def _noting_weights(self, model: Any) -> Iterator[None]:

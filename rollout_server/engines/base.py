@@ -111,11 +111,14 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, path: str, version: int) -> None:
+    def load_weights(self, path: str, version: int) -> bool:
         """Replace the weights in place by those of a safetensors file.
 
         Responses in flight continue with the new weights; their KV cache is that of `rollout.kv_cache_at_update`.
         After an exception the engine is unusable: it may contain part of the new weights.
+
+        Returns: whether it could verify that it multiplies by the new weights and not by those before; a smaller step
+            than its roundings is not decided.
         """
         ...
 
@@ -127,7 +130,7 @@ class Engine(Protocol):
         """
         ...
 
-    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> bool:
         """As `load_weights`, with weights that the learner sends."""
         ...
 

@@ -191,15 +191,16 @@ class ScriptedEngine:
         self._num_finished += len(ready)
         return ready
 
-    def load_weights(self, path: str, version: int) -> None:
+    def load_weights(self, path: str, version: int) -> bool:
         """Set the version; the file is not read."""
         self._version = version
+        return True
 
     def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
         """Declines: there are no weights."""
         raise NotImplementedError("the scripted engine has no weights")
 
-    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> bool:
         """Never called: it declines."""
         raise NotImplementedError("the scripted engine has no weights")
 

@@ -160,28 +160,28 @@ class VllmEngine:
             finished += [self._completed(output) for output in self._outputs()]
         return finished
 
-    def load_weights(self, path: str, version: int) -> None:
+    def load_weights(self, path: str, version: int) -> bool:
         """Replace the weights in place; responses in flight continue with the new ones."""
         if (lora := self._model.lora) is not None:
-            self._replace_weights("load_adapter_file", (path, self._model.path, lora.model_dump()), version)
-        else:
-            self._replace_weights("load_weight_file", path, version)
+            return self._replace_weights("load_adapter_file", (path, self._model.path, lora.model_dump()), version)
+        return self._replace_weights("load_weight_file", path, version)
 
     def join_transfer(self, backend: str, init_info: Mapping[str, Any]) -> None:
         """Create vLLM's weight transfer engine, unless it is there."""
         self._engine.collective_rpc("join_transfer", args=(backend, dict(init_info)))
 
-    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> None:
+    def receive_weights(self, update_info: Mapping[str, Any], version: int) -> bool:
         """As `load_weights`."""
-        self._replace_weights("receive_weights", dict(update_info), version)
+        return self._replace_weights("receive_weights", dict(update_info), version)
 
-    def _replace_weights(self, method: str, argument: Any, version: int) -> None:
+    def _replace_weights(self, method: str, argument: Any, version: int) -> bool:
         """`method`: of `WeightReceiver`, in every rank of the engine."""
         keeps = self._rollout.kv_cache_at_update == "keep"
         if keeps:
             self._finish_batches()
         self._engine.collective_rpc(method, args=(argument,))
-        if problems := [problem for problem in self._engine.collective_rpc("kernel_problem") if problem]:
+        verdicts: list[tuple[str, bool]] = self._engine.collective_rpc("kernel_problem")
+        if problems := [problem for problem, _ in verdicts if problem]:
             raise WeightMismatchError(f"after the update to version {version}, {problems[0]}")
         if not keeps:
             if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -189,6 +189,7 @@ class VllmEngine:
             if self._vision is not None:
                 self._engine.reset_encoder_cache()  # outputs of the vision tower, by image
         self._set_version(version)
+        return all(decides for _, decides in verdicts)
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
         """[len - 1] log-probs at temperature 1. Responses in flight get their next token in the same step."""

@@ -36,6 +36,7 @@ class FleetMetrics:
         self._sync_s = telemetry.histogram("bapo_sync_duration_seconds")
         self._sync_bytes = telemetry.counter("bapo_sync_bytes_total")
         self._sync_failures = telemetry.counter("bapo_sync_failures_total")
+        self._undecided = telemetry.counter("bapo_sync_undecided_total")
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
         self._counts: dict[str, Mapping[str, int]] = {}
@@ -92,6 +93,8 @@ class FleetMetrics:
             self._tokens.labels(purpose=rest).inc(count)
         elif kind == "truncated":
             self._truncated.labels(purpose=rest).inc(count)
+        elif kind == "undecided":
+            self._undecided.labels(check=rest).inc(count)
         elif kind == "verdict":
             outcome, _, task = rest.partition("/")
             self._verdicts.labels(task=task, outcome=outcome).inc(count)

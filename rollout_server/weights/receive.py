@@ -56,25 +56,29 @@ def check_size(update: WeightUpdate) -> None:
         )
 
 
-def load_verified(engine: Engine, update: WeightUpdate | WeightTransfer, agreement: Agreement) -> None:
+def load_verified(engine: Engine, update: WeightUpdate | WeightTransfer, agreement: Agreement) -> list[str]:
     """Steps 2 and 3, in the thread that owns the engine; step 1 runs outside of it, while the engine samples.
 
     Args:
         agreement: of the engine so far.
 
+    Returns: the checks that could decide nothing, because the step was smaller than roundings: `kernels`, `base`.
     Raises: WeightMismatchError; after any exception the engine must not sample.
     """
     began = time.monotonic()
     if isinstance(update, WeightTransfer):
-        engine.receive_weights(update.update_info, update.version)
+        decided = engine.receive_weights(update.update_info, update.version)
     else:
-        engine.load_weights(update.path, update.version)
+        decided = engine.load_weights(update.path, update.version)
     loaded = time.monotonic()
     difference = agreement.check(update.canary, engine.logprobs(update.canary.token_ids), update.version)
+    undecided = [name for name, told in (("kernels", decided), ("base", agreement.decides)) if not told]
     log.info(
-        "loaded weights version=%d load_s=%.3f canary_s=%.3f canary_difference=%.2e",
+        "loaded weights version=%d load_s=%.3f canary_s=%.3f canary_difference=%.2e undecided=%s",
         update.version,
         loaded - began,
         time.monotonic() - loaded,
         difference,
+        ",".join(undecided) or "-",
     )
+    return undecided

@@ -76,8 +76,9 @@ class Counting:
         done, self._done = list(self._done.values()), {}
         return done
 
-    def load_weights(self, path: str, version: int) -> None:
+    def load_weights(self, path: str, version: int) -> bool:
         self.policy_version = version
+        return True
 
     def close(self) -> None: ...
 

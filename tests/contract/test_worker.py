@@ -467,9 +467,9 @@ class SlowToLoad(scripted.ScriptedEngine):
 
     may_load = threading.Event()
 
-    def load_weights(self, path: str, version: int) -> None:
+    def load_weights(self, path: str, version: int) -> bool:
         self.may_load.wait(60)
-        super().load_weights(path, version)
+        return super().load_weights(path, version)
 
 
 def test_what_new_weights_allow_is_claimed_while_they_load_and_sampled_after(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,19 @@ def test_noise_that_grows_slowly_ends_no_healthy_worker_and_never_passes_the_bou
         agreement.check(canary(), LEARNER + np.float32(times) * NOISE, 1)
     with pytest.raises(WeightMismatchError):
         agreement.check(canary(), LEARNER + 26 * NOISE, 2)
+
+
+def test_an_engine_without_the_adapter_is_noticed_before_its_distance_is() -> None:
+    """0.015 nats per token, less than the noise of 0.02; |effect| = 0.119, six times that of one token."""
+    effect = np.where(np.arange(63) % 3, 0.016, -0.016).astype(np.float32)
+    adapted = dataclasses.replace(canary(LEARNER + effect), base_logprobs=tuple(LEARNER.tolist()))
+    agreement = Agreement()
+    agreement.check(canary(), LEARNER + NOISE, 1)
+    agreement.check(adapted, LEARNER + effect + NOISE, 2)
+    with pytest.raises(WeightMismatchError, match="base model"):
+        agreement.check(adapted, LEARNER + NOISE, 3)
+    nearly_none = dataclasses.replace(canary(LEARNER + effect / 4), base_logprobs=tuple(LEARNER.tolist()))
+    agreement.check(nearly_none, LEARNER + NOISE, 4)  # nothing can be said
 
 
 def test_an_engine_without_weights_agrees_and_an_inconsistent_canary_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
 
 from bapo.config.tree import Config, LoraConfig
 from bapo.core.errors import ConfigError, WeightMismatchError
+from bapo.core.types import Canary
 from bapo.runtime.adapter_file import Adapter, base_digest, merged, metadata_of
 from bapo.runtime.lora import adapter_shapes, num_adapter_parameters
 from learner.canary import make_canary
@@ -102,6 +104,50 @@ def test_in_bfloat16_log_probs_are_near_those_of_peft(tmp_path: Path) -> None:
     assert float((ours - theirs).abs().max()) < 0.15 < float((ours - without).abs().max())
 
 
+def a_peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
+    """Made and saved by PEFT, as users bring it: with B that is not zero."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    options = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **settings}
+    found = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
+    torch.manual_seed(4)
+    for name, parameter in found.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    found.save_pretrained(folder)
+    return found.eval()
+
+
+def test_a_run_starts_from_an_adapter_of_peft(model_path: Path, tmp_path: Path) -> None:
+    theirs = a_peft_adapter(model_path, tmp_path / "adapter")
+    config = lora_config(model_path, targets=["q_proj", "v_proj"])
+    model = config.model.model_copy(update={"adapter": str(tmp_path / "adapter")})
+    policy = tiny_policy(config.model_copy(update={"model": model}))
+    with torch.no_grad():
+        assert torch.allclose(policy.logprobs(sequence_microbatch(TOKENS, CPU)), logprobs_of(theirs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "problem"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"r": 8}, "rank 8"),
+        ({"use_rslora": True}, "rslora True"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"target_modules": ["q_proj"]}, "v_proj.lora_A.weight is not in the adapter"),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head.*only in the adapter"),
+    ],
+)
+def test_an_adapter_that_would_be_another_function_here_is_refused_by_name(
+    theirs: dict[str, Any], problem: str, model_path: Path, tmp_path: Path
+) -> None:
+    a_peft_adapter(model_path, tmp_path / "adapter", **theirs)
+    config = lora_config(model_path, targets=["q_proj", "v_proj"])
+    model = config.model.model_copy(update={"adapter": str(tmp_path / "adapter")})
+    with pytest.raises(ConfigError, match=problem):
+        tiny_policy(config.model_copy(update={"model": model}))
+
+
 def test_only_the_adapter_trains_and_the_base_keeps_its_bits(model_path: Path, tmp_path: Path) -> None:
     config = lora_config(model_path)
     policy = tiny_policy(config)
@@ -168,6 +214,42 @@ def test_a_run_with_lora_publishes_keeps_and_exports_its_adapter(model_path: Pat
     export_model(checkpoint, config.model)
     whole = AutoModelForCausalLM.from_pretrained(checkpoint.model_path)
     assert torch.allclose(reference_logprobs(whole, TOKENS), expected, atol=1e-5)
+
+
+@dataclass
+class FakeSender:
+    """What a transfer would send."""
+
+    names: list[str] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def begin(self, version: int, canary: Canary, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self.names = list(tensors)
+
+    def add(self, tensor: Tensor) -> None:
+        self.tensors.append(tensor.clone())
+
+    def end(self) -> None: ...
+
+    def finish(self) -> bool:
+        return True
+
+
+def test_a_transfer_sends_the_merged_weights_and_its_file_has_the_adapter(model_path: Path, tmp_path: Path) -> None:
+    config, fleet = lora_config(model_path), FakeFleet()
+    learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(lambda step: random_batch(step=step)), fleet=fleet)
+    publisher: Any = learner.publisher
+    publisher._sender, publisher._transfers = (sender := FakeSender()), True
+    learner.updater.run(random_batch())
+    publisher.publish(1)
+    publisher.wait()
+    assert config.model.lora is not None
+    file = Adapter.open(fleet.updates[-1].path, str(model_path), config.model.lora)
+    base = load_file(model_path / "model.safetensors")
+    expected = base | dict(file.tensors())
+    assert sorted(sender.names) == sorted(expected)
+    for name, tensor in zip(sender.names, sender.tensors, strict=True):
+        assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.fixture

@@ -135,6 +135,12 @@ WEIGHTS = (
         "Workers that failed to load a weight update.", "system/Weight updates", HERE
     ),
     Metric(
+        "bapo_sync_undecided_total", "counter",
+        "Checks of a weight update that could not tell new weights from old ones (kernels), or the adapter from the "
+        "base model (base): the step was smaller than roundings.",
+        "system/Weight updates", HERE, (Label("check", ("kernels", "base")),),
+    ),
+    Metric(
         "bapo_sync_bytes_total", "counter", "Bytes of weights loaded by workers.", "system/Weight updates", HERE
     ),
 )  # fmt: skip

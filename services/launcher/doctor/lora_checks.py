@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
@@ -30,6 +31,8 @@ def lora(config: Config) -> Iterator[Check]:
         problem = f"model.lora.targets: {config.model.path} has no layer {', '.join(missing)} that can be adapted"
         yield Check(name="LoRA", status="fail", detail=problem)
         return
+    if (start := config.model.adapter) is not None and not (Path(start) / "adapter_config.json").is_file():
+        yield Check(name="LoRA", status="fail", detail=f"model.adapter: {start} has no adapter_config.json")
     trained = num_adapter_parameters(config.model.path, settings)
     yield Check(
         name="LoRA",
