@@ -21,15 +21,17 @@ from bapo.config.tree import Config, LoraConfig
 from bapo.core.errors import ConfigError, WeightMismatchError
 from bapo.core.types import Canary
 from bapo.runtime.adapter_file import Adapter, base_digest, merged, metadata_of
-from bapo.runtime.lora import adapter_shapes, num_adapter_parameters
+from bapo.runtime.lora import adapter_shapes, is_adapted, num_adapter_parameters
 from learner.canary import make_canary
 from learner.export import export_adapter, export_model
 from learner.model.file_format import file_tensors
 from learner.model.lora import adapted_layers, adapter_off, kept_weights
 from learner.model.peft_files import write_peft
 from learner.model.policy import Policy, sequence_microbatch
+from learner.publish_weights import WeightPublisher
 from learner.startup import newest_checkpoint
 from tests.support.learner import (
+    ALONE,
     CPU,
     FakeBuffer,
     FakeFleet,
@@ -41,6 +43,7 @@ from tests.support.learner import (
 )
 from tests.support.lora import KINDS, TOKENS, a_trained_policy, lora_config, write_model
 from tests.support.tiny_model import reference_logprobs
+from tests.support.tiny_vision import write_tiny_vision
 
 
 class Stored:
@@ -328,3 +331,30 @@ def test_the_canary_of_an_update_is_of_the_adapted_model(model_path: Path) -> No
     adapted = make_canary(a_trained_policy(config), tuple(TOKENS), "float32")
     base = make_canary(tiny_policy(config), tuple(TOKENS), "float32")
     assert max(abs(x - y) for x, y in zip(adapted.logprobs, base.logprobs, strict=True)) > 0.05
+
+
+@pytest.mark.parametrize("kind", ["Qwen3-MoE", "Qwen2.5-VL"])
+def test_names_in_the_file_are_those_of_the_base_models_files(kind: str, tmp_path: Path) -> None:
+    """Also where a parameter of the learner is called otherwise, as below a vision-language model."""
+    base = tmp_path / "base"
+    if kind == "Qwen2.5-VL":
+        write_tiny_vision(base)
+    else:
+        write_model(base, KINDS[kind][0])
+    config = lora_config(base, targets="attention")
+    policy = a_trained_policy(config)
+    assert all("visual" not in name for name in adapted_layers(policy.model))
+    fleet = FakeFleet()
+    publisher = WeightPublisher(config=config, policy=policy, world=ALONE, folder=tmp_path / "weights", fleet=fleet)
+    publisher.publish(1)
+    publisher.wait()
+    assert config.model.lora is not None
+    found = Adapter.open(fleet.updates[0].path, str(base), config.model.lora)
+    layers = {name.removesuffix(".weight") for name in tensors_of(base)}
+    assert found.layers == {layer for layer in layers if is_adapted(layer, config.model.lora)}
+    assert len(found.layers) == 4 * policy.model.config.get_text_config().num_hidden_layers
+
+
+def tensors_of(base: Path) -> set[str]:
+    with safe_open(base / "model.safetensors", framework="pt") as file:
+        return set(file.keys())
