@@ -48,7 +48,7 @@ def test_a_trained_model_is_exported_as_it_was_saved_before(folder: Path, tmp_pa
     )
     learner.run(1)
     out = tmp_path / "exported"
-    export_model(open_checkpoint(tmp_path / "checkpoints", 2), str(folder), out)
+    export_model(open_checkpoint(tmp_path / "checkpoints", 2), config.model, out)
     before, after = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
     assert {name: tensor.shape for name, tensor in before.items()} == {name: t.shape for name, t in after.items()}
     experts = [name for name in before if ".experts." in name]
