@@ -100,8 +100,8 @@ class WeightPublisher:
         if self._sender is not None and not self._singly:
             log.warning("weights of %s travel as files: it joins parameters in a file", type(policy.model).__name__)
             self._sender = None
-        self._transfers = self._singly and not rollback and backend_of(config, policy.device) != "file"
-        """On every rank: whether rank 0 has a sender, so that all gather what it sends."""
+        self._transfers = self._singly and backend_of(config, policy.device) != "file"
+        """On every rank: whether rank 0 may have a sender, so that all gather what it sends."""
         self._copy: dict[str, Tensor] = {}
         """Host copy of the weights, which the thread reads."""
         self._thread: threading.Thread | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from bapo.config.tree import LoraConfig
 from bapo.core.errors import ConfigError
-from bapo.runtime.model_files import folder_of, missing_parts, safetensors_header
+from bapo.runtime.model_files import INDEX, folder_of, missing_parts, safetensors_header
 
 LORA_A, LORA_B = "lora_A", "lora_B"
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -32,9 +33,12 @@ def is_adapted(layer: str, settings: LoraConfig) -> bool:
 def base_files(path: str) -> list[Path]:
     """The weights of `model.path`, sorted. Raises: ConfigError if they are incomplete or not in safetensors files."""
     folder = folder_of(path)
-    if folder is None or missing_parts(folder) or not (files := sorted(folder.glob("*.safetensors"))):
+    if folder is None or missing_parts(folder) or not (found := sorted(folder.glob("*.safetensors"))):
         raise ConfigError(f"model.lora: {path} has no complete weights in safetensors files, which adapters need")
-    return files
+    if not (folder / INDEX).is_file():
+        return found
+    listed = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    return [file for file in found if file.name in listed]  # a folder may have the weights in another format, too
 
 
 def adapter_shapes(path: str, settings: LoraConfig) -> dict[str, tuple[int, ...]]:

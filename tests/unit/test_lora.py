@@ -242,9 +242,13 @@ def test_a_transfer_sends_the_merged_weights_and_its_file_has_the_adapter(model_
     config, fleet = lora_config(model_path), FakeFleet()
     learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(lambda step: random_batch(step=step)), fleet=fleet)
     publisher: Any = learner.publisher
-    publisher._sender, publisher._transfers = (sender := FakeSender()), True
+    sender = FakeSender()
+    publisher._sender, publisher._transfers, publisher._rollback = sender, True, True
+    publisher.publish(1)  # after a resume: by a file
+    publisher.wait()
+    assert sender.tensors == []
     learner.updater.run(random_batch())
-    publisher.publish(1)
+    publisher.publish(2)
     publisher.wait()
     assert config.model.lora is not None
     file = Adapter.open(fleet.updates[-1].path, str(model_path), config.model.lora)
