@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config
 
 from bapo.config.tree import Config
@@ -51,7 +52,7 @@ def measure(config: Config, folder: Path, updates: int) -> dict[str, Any]:
     os.environ.update(vllm.ENVIRONMENT)
     policy, engine, agreement = tiny_policy(config), vllm.make_engine(config), Agreement()
     fleet, worker_s, learner_s, undecided, memory = FakeFleet(), [], [], 0, []
-    began = 0.0
+    began, rng = 0.0, torch.Generator().manual_seed(1)
 
     def load(update: WeightUpdate) -> None:
         nonlocal undecided
@@ -67,7 +68,8 @@ def measure(config: Config, folder: Path, updates: int) -> dict[str, Any]:
     for version in range(1, updates + 1):
         with torch.no_grad():
             for parameter in trained:
-                parameter.add_(STEP)
+                mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                mine.add_(torch.randn(mine.shape, generator=rng).sign(), alpha=STEP)
         began = time.perf_counter()
         publisher.publish(version)
         publisher.wait()
