@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
@@ -28,7 +29,7 @@ from bapo.runtime.file_digest import digest_of
 from bapo.runtime.lora import LORA_A, LORA_B, adapter_shapes, base_files
 
 if TYPE_CHECKING:
-    from torch import Tensor  # the shared package is light
+    from torch import Tensor, dtype  # the shared package is light
 
 SCALE, BASE = "lora_scale", "lora_base"
 """Names in the metadata."""
@@ -39,6 +40,28 @@ def merged(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tenso
     dtype = weight_OI.dtype
     change_OI = b_OR.to(dtype).float() @ a_RI.to(dtype).float()
     return change_OI.mul_(scale).add_(weight_OI.float()).to(dtype)
+
+
+def merged_base(
+    file: Path, adapter: Mapping[str, Tensor], scale: float, dtype: dtype, only: Collection[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one of the base model's files, with the adapter in them.
+
+    Args:
+        adapter: A and B by name.
+        dtype: of floating-point results. W has it before it is merged, as in the learner, whatever the file has.
+        only: layers whose tensors are wanted; None: all.
+    """
+    with safe_open(file, framework="pt") as base:
+        for name in base.keys():  # noqa: SIM118 - not a dict
+            layer, _, leaf = name.rpartition(".")
+            if only is not None and layer not in only:
+                continue
+            tensor = base.get_tensor(name)
+            tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            if leaf == "weight" and f"{layer}.{LORA_A}" in adapter:
+                tensor = merged(tensor, adapter[f"{layer}.{LORA_A}"], adapter[f"{layer}.{LORA_B}"], scale)
+            yield name, tensor
 
 
 def metadata_of(settings: LoraConfig, base: str) -> dict[str, str]:
@@ -105,19 +128,11 @@ class Adapter:
         Args:
             complete: further layers whose unchanged tensors are needed: joined layers are loaded together.
         """
-        wanted = self.layers | set(complete)
-        with safe_open(self.path, framework="pt") as adapter:
-            for file in base_files(self.base):
-                with safe_open(file, framework="pt") as base:
-                    for name in base.keys():  # noqa: SIM118 - not a dict
-                        layer, _, leaf = name.rpartition(".")
-                        if layer not in wanted:
-                            continue
-                        tensor = base.get_tensor(name)
-                        if leaf == "weight" and layer in self.layers:
-                            a_RI, b_OR = (adapter.get_tensor(f"{layer}.{part}") for part in (LORA_A, LORA_B))
-                            tensor = merged(tensor, a_RI, b_OR, self.scale)
-                        yield name, tensor
+        with safe_open(self.path, framework="pt") as file:
+            adapter = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        dtype = next(iter(adapter.values())).dtype  # `model.dtype`, in which the learner writes it
+        for base in base_files(self.base):
+            yield from merged_base(base, adapter, self.scale, dtype, self.layers | set(complete))
 
 
 def _said(shape: tuple[int, ...] | None) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bapo.config.tree import LoraConfig, ModelConfig
 from bapo.core.errors import ConfigError
-from bapo.runtime.adapter_file import merged
-from bapo.runtime.lora import LORA_A, LORA_B, NOT_ADAPTED, base_files, is_adapted, target_names
+from bapo.runtime.adapter_file import merged_base
+from bapo.runtime.lora import NOT_ADAPTED, base_files, is_adapted, target_names
 from bapo.runtime.model_files import safetensors_header
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import file_tensors
@@ -111,13 +111,4 @@ def merged_pieces(weights: StoredShards, model: ModelConfig, empty: PreTrainedMo
     stored = {name: tensor for piece in weights.whole() for name, tensor in piece.items()}
     adapter = file_tensors(empty, stored)
     for path in base_files(model.path):
-        piece = {}
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                tensor, layer = file.get_tensor(name), name.removesuffix(".weight")
-                tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
-                if f"{layer}.{LORA_A}" in adapter and name != layer:
-                    a_RI, b_OR = (adapter[f"{layer}.{part}"] for part in (LORA_A, LORA_B))
-                    tensor = merged(tensor, a_RI, b_OR, model.lora.scale)
-                piece[name] = tensor
-        yield piece
+        yield dict(merged_base(path, adapter, model.lora.scale, dtype))

@@ -52,45 +52,37 @@ class WeightReceiver:
     kernel_probe: KernelProbe | None = None
     """Created at the first update."""
 
-    def load_weight_file(self, path: str) -> int:
-        """Load every tensor of the file, by Hugging Face names. Returns: number of tensors read.
+    def load_weight_file(self, path: str) -> None:
+        """Load every tensor of the file, by Hugging Face names.
 
         Raises: vLLM's error for an unknown name or shape; the model is then unusable.
         """
-        return self._load(_tensors(path))
+        self._load(_tensors(path))
 
-    def load_adapter_file(self, arguments: tuple[str, str, dict[str, Any]]) -> int:
+    def load_adapter_file(self, arguments: tuple[str, str, dict[str, Any]]) -> None:
         """Load W' = round(W + scale B A) of the adapted layers, made from the file and the base model's own files.
 
         Never merged in place: rounding would add up from update to update. Other layers keep their tensors.
 
         Args:
             arguments: path of the adapter, model.path, model.lora.
-        Returns, raises: as `load_weight_file`.
+        Raises: WeightMismatchError before anything is loaded (`Adapter.open`); else as `load_weight_file`.
         """
         path, base, lora = arguments
         adapter = Adapter.open(path, base, LoraConfig.model_validate(lora))
         fused: dict[str, list[str]] = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
         with _quiet_about_other_layers():
-            return self._load(adapter.tensors(_loaded_with(adapter.layers, fused)))
+            self._load(adapter.tensors(_loaded_with(adapter.layers, fused)))
 
-    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         model: Any = self.model_runner.get_model()
-        names: list[str] = []
-
-        def counted() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in tensors:
-                names.append(name)
-                yield name, tensor
-
         with set_current_vllm_config(self.vllm_config), self._noting_weights(model):
             # Layer by layer: kernels keep packed weights, which `load_weights` alone does not update.
             initialize_layerwise_reload(model)
-            model.load_weights(counted())
+            model.load_weights(tensors)
             finalize_layerwise_reload(model, self.vllm_config.model_config)  # type: ignore[no-untyped-call]
             if current_platform.is_cpu():
                 _repack(model)
-        return len(names)
 
     def join_transfer(self, backend: str, init_info: dict[str, Any]) -> None:
         """Create vLLM's weight transfer engine and join the learner's communicator, unless it has joined this one.

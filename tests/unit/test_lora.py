@@ -23,6 +23,7 @@ from bapo.core.types import Canary
 from bapo.runtime.adapter_file import Adapter, base_digest, merged, metadata_of
 from bapo.runtime.lora import adapter_shapes, is_adapted, num_adapter_parameters
 from learner.canary import make_canary
+from learner.distributed.sharding import whole
 from learner.export import export_adapter, export_model
 from learner.model.file_format import file_tensors
 from learner.model.lora import adapted_layers, adapter_off, kept_weights
@@ -236,6 +237,24 @@ class FakeSender:
 
     def finish(self) -> bool:
         return True
+
+
+def test_the_engine_merges_the_bits_that_the_learner_multiplies_by(model_path: Path, tmp_path: Path) -> None:
+    """In bfloat16 of a base model in float32: W is rounded before the adapter is added, on both sides."""
+    config = lora_config(model_path, "bfloat16")
+    policy, fleet = a_trained_policy(config), FakeFleet()
+    publisher = WeightPublisher(config=config, policy=policy, world=ALONE, folder=tmp_path / "weights", fleet=fleet)
+    publisher.publish(1)
+    publisher.wait()
+    assert config.model.lora is not None
+    layer, name = adapted_layers(policy.model)["model.layers.0.mlp.up_proj"], "model.layers.0.mlp.up_proj.weight"
+    a_RI, b_OR = (whole(each).bfloat16().float() for each in (layer.lora_A, layer.lora_B))
+    base = load_file(model_path / "model.safetensors")[name]
+    expected = (base.bfloat16().float() + 2.0 * (b_OR @ a_RI)).bfloat16()
+    assert not torch.equal(expected, (base + 2.0 * (b_OR @ a_RI)).bfloat16()), "the order of rounding matters"
+    assert torch.equal(
+        dict(Adapter.open(fleet.updates[0].path, str(model_path), config.model.lora).tensors())[name], expected
+    )
 
 
 def test_a_transfer_sends_the_merged_weights_and_its_file_has_the_adapter(model_path: Path, tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from bapo.runtime.lora import adapter_shapes, num_adapter_parameters, target_names
+from bapo.runtime.lora import adapter_shapes, target_names
 from bapo.runtime.machine import learner_bytes, trained_bytes, update_bytes
 from services.launcher.doctor.checks import Check, parameters_of
 
@@ -22,10 +23,11 @@ def lora(config: Config) -> Iterator[Check]:
     if settings is None or parameters is None:
         return
     try:
-        layers = {name.rpartition(".")[0] for name in adapter_shapes(config.model.path, settings)}
+        shapes = adapter_shapes(config.model.path, settings)
     except (ConfigError, OSError, ValueError) as error:
         yield Check(name="LoRA", status="fail", detail=str(error))
         return
+    layers = {name.rpartition(".")[0] for name in shapes}
     found = {layer.rpartition(".")[2] for layer in layers}
     if missing := [name for name in target_names(settings) if name not in found]:
         problem = f"model.lora.targets: {config.model.path} has no layer {', '.join(missing)} that can be adapted"
@@ -33,7 +35,7 @@ def lora(config: Config) -> Iterator[Check]:
         return
     if (start := config.model.adapter) is not None and not (Path(start) / "adapter_config.json").is_file():
         yield Check(name="LoRA", status="fail", detail=f"model.adapter: {start} has no adapter_config.json")
-    trained = num_adapter_parameters(config.model.path, settings)
+    trained = sum(math.prod(shape) for shape in shapes.values())
     yield Check(
         name="LoRA",
         status="ok",
