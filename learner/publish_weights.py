@@ -64,7 +64,7 @@ def write_weights(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str,
     temporary = path.with_name(f".{path.name}.tmp")
     with storing(path, SafetensorError):
         try:
-            save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
+            save_file(tensors, temporary, metadata=dict(metadata or {"format": "pt"}))
             temporary.chmod(FILE_MODE)
             os.replace(temporary, path)
         finally:

@@ -1,7 +1,9 @@
 """A LoRA adapter on its way from the learner to the engines: one safetensors file, and what both make of it.
 
     NAME.lora_A [r, I]    NAME.lora_B [O, r]    of every adapted layer, by the layer's name in the base model's files
-    metadata              scale of B A; digest of the base model that W comes from
+    metadata              "lora": scale of B A and the digest of the base model that W comes from, as JSON; one entry,
+                          because safetensors writes several in any order, and an update that is made again has the
+                          same digest
 
     W' = round(W + scale B A)        in the dtype of W; sums in float32
 
@@ -31,8 +33,7 @@ from bapo.runtime.lora import LORA_A, LORA_B, adapter_shapes, base_files
 if TYPE_CHECKING:
     from torch import Tensor, dtype  # the shared package is light
 
-SCALE, BASE = "lora_scale", "lora_base"
-"""Names in the metadata."""
+METADATA = "lora"
 
 
 def merged(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
@@ -66,7 +67,7 @@ def merged_base(
 
 def metadata_of(settings: LoraConfig, base: str) -> dict[str, str]:
     """Of the file. `base`: `base_digest` of the model that the learner has loaded."""
-    return {SCALE: repr(settings.scale), BASE: base}
+    return {METADATA: json.dumps({"scale": settings.scale, "base": base})}
 
 
 @lru_cache
@@ -97,20 +98,21 @@ class Adapter:
         """
         try:
             with safe_open(path, framework="pt") as file:
-                found, names = file.metadata() or {}, set(file.keys())
+                found = json.loads((file.metadata() or {}).get(METADATA, "null"))
+                names = set(file.keys())
                 shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise WeightMismatchError(f"the adapter {path} cannot be read: {error}") from error
-        if SCALE not in found:
+        if found is None:
             raise WeightMismatchError(f"{path} has whole weights, not an adapter, and model.lora is set")
-        if found[SCALE] != repr(settings.scale):
+        if found["scale"] != settings.scale:
             raise WeightMismatchError(
-                f"{path} has the scale {found[SCALE]}, but model.lora here gives {settings.scale!r} "
+                f"{path} has the scale {found['scale']!r}, but model.lora here gives {settings.scale!r} "
                 f"(rank {settings.rank}, alpha {settings.alpha:g}{', rslora' if settings.rslora else ''})"
             )
-        if found[BASE] != base_digest(base):
+        if found["base"] != base_digest(base):
             raise WeightMismatchError(
-                f"{path} belongs to a base model of digest {found[BASE][:16]}..., but {base} here has "
+                f"{path} belongs to a base model of digest {found['base'][:16]}..., but {base} here has "
                 f"{base_digest(base)[:16]}..."
             )
         wanted = adapter_shapes(base, settings)

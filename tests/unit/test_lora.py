@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from learner.model.file_format import file_tensors
 from learner.model.lora import adapted_layers, adapter_off, kept_weights
 from learner.model.peft_files import write_peft
 from learner.model.policy import Policy, sequence_microbatch
-from learner.publish_weights import WeightPublisher
+from learner.publish_weights import WeightPublisher, write_weights
 from learner.startup import newest_checkpoint
 from tests.support.learner import (
     ALONE,
@@ -290,12 +291,12 @@ def adapter_file(model_path: Path, tmp_path: Path) -> Path:
     return path
 
 
-def rewritten(path: Path, change: Any, **metadata: str) -> Path:
+def rewritten(path: Path, change: Any, **metadata: object) -> Path:
     with safe_open(path, framework="pt") as file:
-        found: Mapping[str, str] = file.metadata()
+        found: dict[str, object] = json.loads(file.metadata()["lora"])
     tensors = load_file(path)
     change(tensors)
-    save_file(tensors, path, metadata={**found, **metadata})
+    save_file(tensors, path, metadata={"lora": json.dumps(found | metadata)})
     return path
 
 
@@ -321,20 +322,30 @@ def of_another_rank(tensors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "metadata", "problem"),
     [
-        (nothing, {"lora_scale": "4.0"}, "scale 4.0"),
-        (nothing, {"lora_base": "f" * 64}, "digest ffff"),
+        (nothing, {"scale": 4.0}, "scale 4.0"),
+        (nothing, {"base": "f" * 64}, "digest ffff"),
         (without_a_layer, {}, "up_proj.lora_A is missing"),
         (with_a_prefix, {}, "base_model.model.layers.0"),
         (of_another_rank, {}, r"\[2, 64\]"),
     ],
 )
 def test_an_adapter_that_is_not_of_this_run_is_refused_before_the_engine_loads_it(
-    change: Any, metadata: dict[str, str], problem: str, adapter_file: Path, model_path: Path
+    change: Any, metadata: dict[str, object], problem: str, adapter_file: Path, model_path: Path
 ) -> None:
     settings = LoraConfig(rank=4, alpha=8.0)
     assert len(Adapter.open(str(adapter_file), str(model_path), settings).layers) == 14
     with pytest.raises(WeightMismatchError, match=problem):
         Adapter.open(str(rewritten(adapter_file, change, **metadata)), str(model_path), settings)
+
+
+def test_an_update_that_is_made_again_has_the_same_bytes(tmp_path: Path) -> None:
+    """What safetensors writes in any order, it would write in another one of eight times."""
+    tensors = {"layer.lora_A": torch.ones(1, 2), "layer.lora_B": torch.ones(2, 1)}
+    found = set()
+    for _ in range(8):
+        write_weights(tensors, tmp_path / "file", metadata_of(LoraConfig(), "digest"))
+        found.add((tmp_path / "file").read_bytes())
+    assert len(found) == 1
 
 
 def test_frozen_weights_in_place_of_an_adapter_are_refused(model_path: Path) -> None:
