@@ -48,6 +48,23 @@ def test_a_checkpoint_keeps_its_bits_on_another_number_of_ranks(model_path: Path
         assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
 
 
+def test_an_adapter_trains_alike_on_two_ranks_and_its_checkpoint_keeps_its_bits_on_one(
+    model_path: Path, tmp_path: Path
+) -> None:
+    two, one = tmp_path / "two", tmp_path / "one"
+    found, other = run_ranks(model_path, two, 2, 1, 2, lora=True)
+    assert found == other, "every rank reports the numbers of all"
+    assert_same_numbers(found, run_ranks(model_path, one, 1, 1, 2, lora=True)[0])
+    for run, elsewhere in ((two, 1), (one, 2)):
+        folder = run / "checkpoints" / "step-000002"
+        first = stored_tensors(folder)
+        assert {name.rpartition(".")[2] for name in first if name.startswith("model/")} == {"lora_A", "lora_B"}
+        run_ranks(model_path, run, elsewhere, 3, 2, lora=True)
+        again = stored_tensors(folder)
+        assert again.keys() == first.keys()
+        assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[list[float]]]:
     """A model with a head of its own, which is gathered for itself; and a run of one rank."""

@@ -1,10 +1,10 @@
 """One rank of a learner with fake neighbours: run as a process by `test_fsdp.py`, as torchrun would.
 
-    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP MINIBATCH_SIZE SHARD_RANKS
+    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP MINIBATCH_SIZE SHARD_RANKS LORA
 
 Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
 directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint;
-FIRST_STEP > LAST_STEP saves it again as that of LAST_STEP.
+FIRST_STEP > LAST_STEP saves it again as that of LAST_STEP. LORA = 1: only an adapter trains.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from tests.support.learner import (
 METER_FILE = "meter.json"
 
 
-def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int, shard_ranks: int) -> Config:
+def config_of(model: str, num_ranks: int, num_steps: int, minibatch_size: int, shard_ranks: int, lora: bool) -> Config:
     """Small budgets, so that every mini-batch has several micro-batches on each rank, and uneven ones."""
+    adapter = {"model": {"path": model, "dtype": "float32", "lora": {"rank": 4, "alpha": 8.0}}} if lora else {}
     return learner_config(
         model,
+        **adapter,
         run={"num_steps": num_steps},
         learner={
             "num_ranks": num_ranks,
@@ -60,12 +62,11 @@ def batch_of(step: int) -> Batch:
     return with_one_token(batch, every=1) if step == 2 else batch
 
 
-def main(
-    model: str, run: str, num_ranks: str, first_step: str, last_step: str, minibatch_size: str, shard_ranks: str
-) -> None:
-    config = config_of(model, int(num_ranks), int(last_step), int(minibatch_size), int(shard_ranks))
+def main(model: str, run: str, *numbers: str) -> None:
+    num_ranks, first_step, last_step, minibatch_size, shard_ranks, lora = map(int, numbers)
+    config = config_of(model, num_ranks, last_step, minibatch_size, shard_ranks, bool(lora))
     world = join(config.learner, CPU, 60.0)
-    resumes = int(first_step) > 1
+    resumes = first_step > 1
     checkpoint = newest_checkpoint(Path(run) / "checkpoints") if resumes else None
     learner = make_test_learner(
         config,
@@ -76,16 +77,16 @@ def main(
         world=world,
     )
     if world.size > 1:
-        replicas = world.size // int(shard_ranks)
+        replicas = world.size // shard_ranks
         placement = next(learner.policy.parameters()).placements  # type: ignore[attr-defined]
         assert [part.is_shard() for part in placement] == ([False, True] if replicas > 1 else [True])
     if checkpoint:
         checkpoint.load(learner.updater)
         republish(learner, checkpoint)
-    if int(first_step) > int(last_step):
-        learner.save_checkpoint(int(last_step))
+    if first_step > last_step:
+        learner.save_checkpoint(last_step)
         learner.finish_checkpoint(wait=True)
-    sys.stdout.write(json.dumps(_losses(learner, int(first_step))) + "\n")
+    sys.stdout.write(json.dumps(_losses(learner, first_step)) + "\n")
     if world.leads:
         rows = [{key: row[key] for key in ("divergences", "bounds")} for row in learner.records.rows]
         (Path(run) / METER_FILE).write_text(json.dumps(rows))

@@ -26,9 +26,10 @@ def run_ranks(
     *,
     minibatch_size: int = 3,
     shard_ranks: int | None = None,
+    lora: bool = False,
 ) -> list[list[list[float]]]:
     """Losses and gradient norms of every mini-batch, per rank."""
-    given = (model, run, num_ranks, first, last, minibatch_size, shard_ranks or num_ranks)
+    given = (model, run, num_ranks, first, last, minibatch_size, shard_ranks or num_ranks, int(lora))
     arguments = [str(argument) for argument in given]
     return spawn_ranks("fsdp_rank", arguments, num_ranks)
 

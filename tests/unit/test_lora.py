@@ -192,6 +192,39 @@ def test_shapes_are_those_of_the_layers_of_the_base_model(model_path: Path) -> N
     assert num_adapter_parameters(str(model_path), LoraConfig(rank=4, targets=["k_proj"])) == 2 * 4 * (64 + 32)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "heads", "keys", "mlp", "layers", "megabytes"),
+    [
+        # per layer r (I + O): q h + H, k and v h + K, o H + h, gate and up h + m, down m + h
+        pytest.param(2048, 2048, 1024, 6144, 28, 69.7, id="Qwen3-1.7B"),
+        pytest.param(2560, 4096, 1024, 9728, 36, 132.1, id="4B"),
+        pytest.param(4096, 4096, 1024, 12288, 36, 174.6, id="8B"),
+        pytest.param(5120, 5120, 1024, 17408, 40, 256.9, id="14B"),
+        pytest.param(5120, 8192, 1024, 25600, 64, 536.9, id="32B"),
+    ],
+)
+def test_an_update_of_rank_32_has_two_bytes_per_element_of_the_adapter(
+    hidden: int, heads: int, keys: int, mlp: int, layers: int, megabytes: float, tmp_path: Path
+) -> None:
+    """Without the models: of their files, the headers are enough."""
+    shapes = {
+        "self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, heads), "mlp.gate_proj": (mlp, hidden), "mlp.up_proj": (mlp, hidden),
+        "mlp.down_proj": (hidden, mlp),
+    }  # fmt: skip
+    end, header = 0, {}
+    for name in [f"model.layers.{layer}.{name}" for layer in range(layers) for name in shapes]:
+        shape = shapes[".".join(name.split(".")[3:])]
+        begin, end = end, end + 2 * shape[0] * shape[1]
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    words = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        file.truncate(8 + len(words) + end)  # a hole takes no space on the disk
+    (tmp_path / "config.json").write_text("{}")
+    assert round(2 * num_adapter_parameters(str(tmp_path), LoraConfig(rank=32)) / 1e6, 1) == megabytes
+
+
 def test_a_run_with_lora_publishes_keeps_and_exports_its_adapter(model_path: Path, tmp_path: Path) -> None:
     config = lora_config(model_path)
     fleet = FakeFleet()
