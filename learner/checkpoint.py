@@ -31,9 +31,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
 
-from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, StorageError
+from bapo.config.tree import Config, ModelConfig
+from bapo.core.errors import ConfigError, StorageError, WeightMismatchError
 from bapo.core.types import Canary
+from bapo.runtime.adapter_file import Adapter
 from bapo.runtime.run_directory.files import storing, to_disk
 from learner.distributed.shard_files import (
     MODEL,
@@ -210,6 +211,18 @@ class Checkpoint:
     def alpha_path(self) -> Path:
         """Weights of the workers."""
         return self.folder / "alpha.safetensors"
+
+    def require_adapter_of(self, model: ModelConfig) -> None:
+        """Raises: ConfigError if `[model.lora]` or the base model is not that of the run any more."""
+        if model.lora is None:
+            return
+        try:
+            Adapter.open(str(self.alpha_path), model.path, model.lora)
+        except WeightMismatchError as error:
+            raise ConfigError(
+                f"{error}. [model.lora] and the base model stay those of a run: set them back, or start a new run from "
+                "`bapo export RUN` with model.adapter"
+            ) from error
 
     def read_buffer(self) -> bytes:
         """The buffer service's snapshot."""

@@ -64,6 +64,8 @@ def export_model(checkpoint: Checkpoint, model: ModelConfig, out: Path | None = 
     Raises: StorageError, ConfigError.
     """
 
+    checkpoint.require_adapter_of(model)
+
     def write(partial: Path) -> None:
         if model.lora is None:
             _write_model_files(model.path, partial, dtype="float32")
@@ -82,6 +84,7 @@ def export_adapter(checkpoint: Checkpoint, model: ModelConfig, out: Path | None 
         out: default: the folder `adapter` of the checkpoint.
     Raises: StorageError.
     """
+    checkpoint.require_adapter_of(model)
     _write_folder(out or checkpoint.adapter_path, lambda partial: write_peft(checkpoint.weights, model, partial))
 
 

@@ -212,10 +212,11 @@ class WeightPublisher:
                         self._received.set()
             path = self._path(version)
             with self._writing:
+                metadata = self._metadata()
                 with watch.phase("write"), storing(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     tensors = self._copy if self._singly else file_tensors(self._policy.model, self._copy)
-                    write_weights(tensors, path, self._metadata())
+                    write_weights(tensors, path, metadata)
                 with watch.phase("digest"):
                     update = self._update(version, path, canary)
             with watch.phase("send"):

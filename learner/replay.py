@@ -97,6 +97,7 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
     learner = make_learner(alone, world, StopFlag(), Telemetry(), None, images=flags.run.images)
     if checkpoint:
+        checkpoint.require_adapter_of(flags.config.model)
         checkpoint.load(learner.updater)
     return learner
 

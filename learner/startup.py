@@ -28,7 +28,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bapo.config.learner import LearnerConfig
-from bapo.config.tree import Config
+from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import (
     BapoError,
     ConfigError,
@@ -143,7 +143,9 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         show_run(telemetry, config, flags.run.path)
     # Hosts are started apart, possibly with different flags: those of rank 0 count.
     flags.extra.resume = world.share(b"1" if flags.extra.resume else b"0") == b"1"
-    checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
+    checkpoint = None
+    if flags.extra.resume:
+        checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world, flags.config.model)
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers)
     if world.leads and not flags.extra.resume:  # what a run has trained is not given up for it
@@ -231,7 +233,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     return open_checkpoint(folder, steps[-1]) if steps else None
 
 
-def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
+def agreed_checkpoint(folder: Path, world: World, model: ModelConfig) -> Checkpoint | None:
     """`newest_checkpoint` of rank 0, opened on every rank. Collective.
 
     Ranks could find different ones: rank 0 waits for the exit of an earlier learner, which may still be saving, and
@@ -244,6 +246,8 @@ def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
         return _followed(folder, world)
     try:
         found = newest_checkpoint(folder)
+        if found is not None:
+            found.require_adapter_of(model)
     except BapoError:
         with suppress(RuntimeError):  # a lost rank must not hide why this one stops
             world.share(None)

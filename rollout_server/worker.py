@@ -109,6 +109,10 @@ class Worker:
         self._error: BaseException | None = None
         self._silent_since: float | None = None
         """Monotonic time of the first failed call since the last success; None if there is none."""
+        self._has_weights = threading.Event()
+        """Whether the engine has theta_1: with `model.adapter`, the weights of `model.path` are not."""
+        if config.model.adapter is None:
+            self._has_weights.set()
         self._claimed_version = INITIAL_VERSION
         """Version that claims ask for: of the weights that are loaded, or that the sampler loads before it submits a
         request that is claimed from now on."""
@@ -300,6 +304,8 @@ class Worker:
         limit = self._config.rollout.max_groups_in_flight
         reserve = max(1, round(limit * RESERVE_SHARE))
         while self._claiming.is_set():
+            if not self._has_weights.wait(CLAIM_WAIT_S):
+                continue
             room = self._leases.wait_for_room(
                 max_sampling=limit + reserve, max_held=2 * limit + reserve, min_room=reserve, timeout_s=CLAIM_WAIT_S
             )
@@ -322,6 +328,7 @@ class Worker:
     def _claim_for(self, version: int) -> None:
         """Claim what needs the weights that the sampler loads next, without waiting for them: it is submitted after."""
         self._claimed_version = version
+        self._has_weights.set()
         if not self._claiming.is_set():
             return
         try:

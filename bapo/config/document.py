@@ -93,8 +93,10 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield from _rows(section)
     yield ""
     for key, field in section.model_fields.items():
-        if is_section(field.annotation):
-            yield from _section(f"{name}.{key}", field.annotation)
+        for kind in (field.annotation, *typing.get_args(field.annotation)):  # `Section | None`, dict[str, Section]
+            if is_section(kind):
+                in_dict = typing.get_origin(field.annotation) is dict
+                yield from _section(f"{name}.{key}{'.NAME' if in_dict else ''}", kind)
 
 
 def _rows(section: type[BaseModel]) -> Iterator[str]:

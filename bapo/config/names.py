@@ -154,7 +154,8 @@ RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
 
 
 _ALWAYS_VLLM = "always on: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
-_NO_LORA = "LoRA is not supported: all weights are trained"
+_LORA = "write [model.lora] with rank, alpha, targets, rslora (docs/lora.md)"
+_NO_QLORA = "a quantized model cannot be trained; [model.lora] keeps it in bfloat16 (docs/lora.md)"
 _ADVICE = {
     "loss_type": 'TRL\'s default "dapo" is preset = "trl-grpo"; dapo and bnpo: loss.aggregation = "token_mean", '
     'grpo: "seq_mean_token_mean", dr_grpo: "const_len"; cispo: preset = "cispo"',
@@ -179,12 +180,14 @@ _ADVICE = {
     "optim": "AdamW always; its settings are in [learner]",
     "use_vllm": _ALWAYS_VLLM,
     "vllm_mode": _ALWAYS_VLLM,
-    "use_peft": _NO_LORA,
-    "peft_config": _NO_LORA,
-    "lora_r": _NO_LORA,
-    "lora_alpha": _NO_LORA,
-    "load_in_4bit": _NO_LORA,
-    "load_in_8bit": _NO_LORA,
+    "use_peft": _LORA,
+    "peft_config": _LORA,
+    "lora_r": _LORA,
+    "lora_alpha": _LORA,
+    "lora_target_modules": _LORA,
+    "lora_dropout": "none: engines have no dropout, and every ratio of the loss would be noise (docs/lora.md)",
+    "load_in_4bit": _NO_QLORA,
+    "load_in_8bit": _NO_QLORA,
 }
 """Names of TRL -> what to write, where the name of our key does not say it."""
 

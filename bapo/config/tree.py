@@ -290,6 +290,12 @@ class Config(Frozen):
                 "model.lora with loss.kl_restart_step: with LoRA the reference is the model with its adapter off, and "
                 "no restart can replace that; remove one of the two"
             )
+        if self.model.adapter is not None and self.loss.needs_reference:
+            raise ValueError(
+                "model.adapter with a KL term to the reference: with LoRA the reference is the model with its adapter "
+                "off, not where training starts; merge the adapter into the model first (merge_and_unload of PEFT), or "
+                "remove the KL term"
+            )
         if self.learner.compile:
             raise ValueError("model.lora with learner.compile: adapted layers are not compiled; set it to false")
         if "quantization" in self.rollout.engine_options:

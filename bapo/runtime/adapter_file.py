@@ -31,7 +31,7 @@ from bapo.runtime.file_digest import digest_of
 from bapo.runtime.lora import LORA_A, LORA_B, adapter_shapes, base_files
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype  # the shared package is light
+    from torch import Tensor, device, dtype  # the shared package is light
 
 METADATA = "lora"
 
@@ -44,21 +44,28 @@ def merged(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tenso
 
 
 def merged_base(
-    file: Path, adapter: Mapping[str, Tensor], scale: float, dtype: dtype, only: Collection[str] | None = None
+    file: Path,
+    adapter: Mapping[str, Tensor],
+    scale: float,
+    dtype: dtype,
+    *,
+    only: Collection[str] | None = None,
+    device: device | str = "cpu",
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one of the base model's files, with the adapter in them.
 
     Args:
-        adapter: A and B by name.
+        adapter: A and B by name, on `device`.
         dtype: of floating-point results. W has it before it is merged, as in the learner, whatever the file has.
         only: layers whose tensors are wanted; None: all.
+        device: where it is merged: on a CPU, that of 8 B takes half a minute.
     """
     with safe_open(file, framework="pt") as base:
         for name in base.keys():  # noqa: SIM118 - not a dict
             layer, _, leaf = name.rpartition(".")
             if only is not None and layer not in only:
                 continue
-            tensor = base.get_tensor(name)
+            tensor = base.get_tensor(name).to(device)
             tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
             if leaf == "weight" and f"{layer}.{LORA_A}" in adapter:
                 tensor = merged(tensor, adapter[f"{layer}.{LORA_A}"], adapter[f"{layer}.{LORA_B}"], scale)
@@ -70,13 +77,23 @@ def metadata_of(settings: LoraConfig, base: str) -> dict[str, str]:
     return {METADATA: json.dumps({"scale": settings.scale, "base": base})}
 
 
-@lru_cache
 def base_digest(path: str) -> str:
-    """Digest of the weights of `model.path`, hex; read once per process. Raises: ConfigError, OSError."""
+    """Digest of the weights of `model.path`, hex; files are read again when they have changed.
+
+    Raises: ConfigError, OSError.
+    """
     digest = hashlib.sha256()
     for file in base_files(path):
-        digest.update(f"{file.name} {digest_of(file)}\n".encode())
+        status = file.stat()
+        digest.update(f"{file.name} {_digest_of(file, status.st_size, status.st_mtime_ns)}\n".encode())
     return digest.hexdigest()
+
+
+@lru_cache
+def _digest_of(file: Path, size: int, time_ns: int) -> str:
+    """`size` and `time_ns` are of the file: another one is read again."""
+    del size, time_ns
+    return digest_of(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +141,19 @@ class Adapter:
         layers = frozenset(name.removesuffix(f".{LORA_A}") for name in wanted if name.endswith(LORA_A))
         return cls(path, base, settings.scale, layers)
 
-    def tensors(self, complete: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, complete: Iterable[str] = (), device: device | str = "cpu") -> Iterator[tuple[str, Tensor]]:
         """W' of every adapted layer, by its name in the base model's files, with its bias.
 
         Args:
             complete: further layers whose unchanged tensors are needed: joined layers are loaded together.
+            device: where they are made.
         """
         with safe_open(self.path, framework="pt") as file:
-            adapter = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            adapter = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118 - not a dict
         dtype = next(iter(adapter.values())).dtype  # `model.dtype`, in which the learner writes it
         for base in base_files(self.base):
-            yield from merged_base(base, adapter, self.scale, dtype, self.layers | set(complete))
+            only = self.layers | set(complete)
+            yield from merged_base(base, adapter, self.scale, dtype, only=only, device=device)
 
 
 def _said(shape: tuple[int, ...] | None) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from bapo.config.tree import LoraConfig
 from bapo.core.errors import ConfigError
-from bapo.runtime.model_files import INDEX, folder_of, missing_parts, safetensors_header
+from bapo.runtime.model_files import CONFIG, INDEX, folder_of, missing_parts, safetensors_header
 
 LORA_A, LORA_B = "lora_A", "lora_B"
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 GROUPS: Mapping[str, tuple[str, ...]] = {"all": (*ATTENTION, *MLP), "attention": ATTENTION, "mlp": MLP}
-NOT_ADAPTED = ("visual", "vision_tower", "vision_model", "experts", "shared_expert", "embed_tokens", "lm_head")
+EXPERTS = ("experts", "shared_expert", "shared_experts")
+NOT_ADAPTED = ("visual", "vision_tower", "vision_model", *EXPERTS, "embed_tokens", "lm_head")
 """Parts of a layer's path: a vision tower; experts, which are one tensor in the learner; embeddings; the head, whose
 log-probs are computed in chunks."""
+WHOLE = "model.safetensors"
 
 
 def target_names(settings: LoraConfig) -> tuple[str, ...]:
@@ -31,30 +33,58 @@ def is_adapted(layer: str, settings: LoraConfig) -> bool:
 
 
 def base_files(path: str) -> list[Path]:
-    """The weights of `model.path`, sorted. Raises: ConfigError if they are incomplete or not in safetensors files."""
+    """The weights of `model.path`, sorted.
+
+    Raises: ConfigError if they are incomplete, quantized or not in safetensors files.
+    """
     folder = folder_of(path)
     if folder is None or missing_parts(folder) or not (found := sorted(folder.glob("*.safetensors"))):
         raise ConfigError(f"model.lora: {path} has no complete weights in safetensors files, which adapters need")
+    settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if any("quantization_config" in part for part in (settings, settings.get("text_config") or {})):
+        raise ConfigError(
+            f"model.lora: {path} is quantized (quantization_config in its {CONFIG}); adapters are merged into plain "
+            "weights, so use the model in bfloat16"
+        )
+    # A folder may have the weights in another format, too, or further weights.
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
     if not (folder / INDEX).is_file():
         return found
     listed = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    return [file for file in found if file.name in listed]  # a folder may have the weights in another format, too
+    return [file for file in found if file.name in listed]
 
 
 def adapter_shapes(path: str, settings: LoraConfig) -> dict[str, tuple[int, ...]]:
     """NAME.lora_A -> (r, I) and NAME.lora_B -> (O, r) of every adapted layer of `model.path`, by its name there.
 
-    Raises: ConfigError, OSError, ValueError for files that cannot be read.
+    Raises: ConfigError for a target that the model does not have, or that would adapt only some of the layers of a
+        model of experts; OSError, ValueError for files that cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
+    names = target_names(settings)
     for file in base_files(path):
         for name, tensor in safetensors_header(file).items():
             layer, _, leaf = name.rpartition(".")
-            if leaf == "weight" and is_adapted(layer, settings):
+            if leaf == "weight" and is_adapted(layer, settings) and len(tensor["shape"]) == 2:
                 outputs, inputs = tensor["shape"]
                 shapes[f"{layer}.{LORA_A}"] = (settings.rank, inputs)
                 shapes[f"{layer}.{LORA_B}"] = (outputs, settings.rank)
+            parts = name.split(".")
+            if any(part in EXPERTS for part in parts) and any(part in names for part in parts):
+                raise ConfigError(f'model.lora.targets: experts of {path} cannot be adapted; use targets = "attention"')
+    refuse_missing({name.split(".")[-2] for name in shapes}, settings, path)
     return shapes
+
+
+def refuse_missing(found: Collection[str], settings: LoraConfig, path: str) -> None:
+    """Raises: ConfigError if a target is not one of the names found in the model."""
+    if missing := [name for name in target_names(settings) if name not in found]:
+        raise ConfigError(
+            f"model.lora.targets: {path} has no linear layer named {', '.join(missing)} that can be adapted"
+            f"{f', only {chr(44).join(sorted(found))}' if found else ''}; embeddings, the head, experts and a vision "
+            "tower cannot be"
+        )
 
 
 def num_adapter_parameters(path: str, settings: LoraConfig) -> int:

@@ -54,9 +54,11 @@ def learner_gib(config: Config, parameters: int) -> float:
 
 def learner_host_bytes(config: Config, parameters: int) -> int:
     """All of a learner on CPUs, or the weights that rank 0 of one on GPUs publishes; and what this host
-    writes of a checkpoint."""
+    writes of a checkpoint. At least what rank 0 needs at startup, when it reads the whole model in float32."""
     copy = trained_bytes(config, parameters) // nodes_of().number if config.checkpoint.background else 0
-    return copy + (update_bytes if ranks_on_gpus(config) else learner_bytes)(config, parameters)
+    on_gpus = ranks_on_gpus(config)
+    read = 4 * parameters + (0 if on_gpus or config.model.dtype == "float32" else engine_bytes(config, parameters))
+    return max(read, copy + (update_bytes if on_gpus else learner_bytes)(config, parameters))
 
 
 def num_gpu_files() -> int:

@@ -22,9 +22,8 @@ from torch.nn import functional
 
 from bapo.algorithms.randomness import generator_for
 from bapo.config.tree import LoraConfig
-from bapo.core.errors import ConfigError
 from bapo.runtime.adapter_file import merged
-from bapo.runtime.lora import LORA_A, LORA_B, is_adapted, target_names
+from bapo.runtime.lora import LORA_A, LORA_B, is_adapted, refuse_missing
 from learner.distributed.shard_files import weights_of
 from learner.distributed.sharding import whole
 from learner.model.cpu_matmul import product
@@ -84,11 +83,7 @@ def add_adapters(model: nn.Module, settings: LoraConfig, *, seed: int, base: str
         if isinstance(module, nn.Linear) and is_adapted(name, settings):
             found.add(name.rpartition(".")[2])
             _adapt(module, settings, seed=seed, name=name)
-    if missing := [name for name in target_names(settings) if name not in found]:
-        raise ConfigError(
-            f"model.lora.targets: {base} has no linear layer named {', '.join(missing)} that can be adapted"
-            f"{f', only {chr(44).join(sorted(found))}' if found else ''}; experts, the head and a vision tower cannot"
-        )
+    refuse_missing(found, settings, base)
 
 
 def _adapt(layer: nn.Linear, settings: LoraConfig, *, seed: int, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.adapter_file import merged_base
 from bapo.runtime.lora import NOT_ADAPTED, base_files, is_adapted, target_names
 from bapo.runtime.model_files import safetensors_header
+from bapo.runtime.peft_config import ADAPTER_CONFIG, check_peft_config
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import file_tensors
 from learner.model.lora import is_adapter
@@ -26,13 +27,7 @@ if TYPE_CHECKING:
 
 PREFIX = "base_model.model."
 """Before PEFT's names."""
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-UNSUPPORTED: dict[str, Any] = {
-    "peft_type": "LORA", "use_dora": False, "bias": "none", "modules_to_save": None, "rank_pattern": {},
-    "alpha_pattern": {}, "layers_to_transform": None, "fan_in_fan_out": False, "lora_bias": False,
-    "target_parameters": None, "trainable_token_indices": None,
-}  # fmt: skip
-"""Keys of PEFT's configuration that must have this value: any other is another function of the same tensors."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def write_peft(weights: StoredShards, model: ModelConfig, folder: Path) -> None:
@@ -50,7 +45,8 @@ def peft_config(base: str, lora: LoraConfig) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        # PEFT reads the base model from there, wherever it is called.
+        "base_model_name_or_path": str(Path(base).resolve()) if Path(base).is_dir() else base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,
@@ -68,18 +64,11 @@ def load_peft(model: nn.Module, lora: LoraConfig, folder: Path) -> None:
 
     Raises: ConfigError for an adapter of another kind, rank, scale or set of layers.
     """
+    settings = check_peft_config(folder, lora)
     try:
-        settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         stored = load_file(folder / ADAPTER_WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise ConfigError(f"model.adapter: {folder} is not an adapter in PEFT's format: {error}") from error
-    for key, value in UNSUPPORTED.items():
-        if settings.get(key, value) not in (value, None):
-            raise ConfigError(f"model.adapter: {folder} has {key} = {settings[key]!r}, which is not supported")
-    keys = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
-    theirs = {name: settings.get(key, False) for name, key in keys.items()}
-    if theirs != (ours := {"rank": lora.rank, "alpha": lora.alpha, "rslora": lora.rslora}):
-        raise ConfigError(f"model.adapter: {folder} has {_said(theirs)}, but [model.lora] has {_said(ours)}")
     mine = {f"{PREFIX}{name}.weight": p for name, p in model.named_parameters() if is_adapter(name)}
     for name in sorted(mine.keys() ^ stored.keys()):
         where = "only in the adapter" if name in stored else "not in the adapter"
@@ -92,10 +81,6 @@ def load_peft(model: nn.Module, lora: LoraConfig, folder: Path) -> None:
             shape = list(stored[name].shape)
             raise ConfigError(f"model.adapter: {folder}: {name} has the shape {shape}, of another model")
         parameter.copy_(stored[name])
-
-
-def _said(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
 def _has_others(base: str, lora: LoraConfig) -> bool:

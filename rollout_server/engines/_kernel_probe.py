@@ -97,7 +97,7 @@ class KernelProbe:
         for gap in found:
             if not gap.distance <= BOUND[self._dtype]:  # also true for NaN
                 return f"{gap.name} gives products that differ by {gap.distance:.2g} from those of the weights sent"
-        self.decides = not _is_noise(found, SIGMAS)
+        self.decides = bool(found) and not _is_noise(found, SIGMAS)
         old = [gap.name for gap in found if _is_old([gap], SIGMAS_OF_ONE)]
         if not old and not _is_old(found, SIGMAS):
             return ""

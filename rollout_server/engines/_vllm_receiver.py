@@ -72,7 +72,7 @@ class WeightReceiver:
         adapter = Adapter.open(path, base, LoraConfig.model_validate(lora))
         fused: dict[str, list[str]] = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
         with _quiet_about_other_layers():
-            self._load(adapter.tensors(_loaded_with(adapter.layers, fused)))
+            self._load(adapter.tensors(_loaded_with(adapter.layers, fused), self.device))
 
     def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         model: Any = self.model_runner.get_model()

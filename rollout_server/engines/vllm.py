@@ -13,9 +13,9 @@ What vLLM 0.32 needs for reinforcement learning is in this file and in `_vllm_re
 
 Prompts with images: `_vllm_vision.py`.
 
-Not supported: speculative decoding, LoRA, video, and an engine core in its own process. Only vLLM's AsyncLLM can pause
-such a core for an update, so it would be a second way to run every engine, and the scheduler, whose load is reported
-and which gives the canary its seat, would be out of reach.
+Not supported: speculative decoding, LoRA kernels (adapters are merged), video, and an engine core in its own process.
+Only vLLM's AsyncLLM can pause such a core for an update, so it would be a second way to run every engine, and the
+scheduler, whose load is reported and which gives the canary its seat, would be out of reach.
 """
 
 from __future__ import annotations

@@ -82,6 +82,20 @@ def test_a_worker_never_samples_more_groups_than_allowed_and_a_quarter_in_reserv
     assert len(buffer.leased) <= 10
 
 
+def test_a_run_that_starts_from_an_adapter_samples_nothing_before_the_engine_has_it(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    config = make_config()
+    model = config.model.model_copy(update={"adapter": "adapter"})
+    buffer = MemoryBuffer(requests(1))
+    worker = start_worker(buffer, config.model_copy(update={"model": model}))
+    time.sleep(1.0)  # one without an adapter has its group after some hundredths
+    assert not buffer.leased
+    assert not buffer.groups
+    worker.update_weights(make_update(tmp_path / "w", 1))
+    wait_until(lambda: len(buffer.groups) == 1)
+
+
 def with_experts() -> Config:
     """One row of a group's G is an expert's."""
     config = make_config(engine_options={"skill_start": -1.0, "truncated_share": 0.0})

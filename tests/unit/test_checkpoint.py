@@ -396,14 +396,14 @@ class Follower:
 def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: Path, tmp_path: Path) -> None:
     train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
     folder = tmp_path / "checkpoints"
-    found = agreed_checkpoint(folder, Follower(b"2"))  # type: ignore[arg-type]
+    found = agreed_checkpoint(folder, Follower(b"2"), ModelConfig())  # type: ignore[arg-type]
     assert found is not None
     assert found.state.step == 2, "although there is one of step 4"
-    assert agreed_checkpoint(folder, Follower(b"0")) is None  # type: ignore[arg-type]
+    assert agreed_checkpoint(folder, Follower(b"0"), ModelConfig()) is None  # type: ignore[arg-type]
     with pytest.raises(StorageError, match="step 6"):
-        agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
+        agreed_checkpoint(folder, Follower(b"6"), ModelConfig())  # type: ignore[arg-type]
     with pytest.raises(Stopped):
-        agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]
+        agreed_checkpoint(folder, Follower(None), ModelConfig())  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -79,6 +79,14 @@ def test_other_weights_than_those_that_arrived_are_noticed_at_the_first_update()
     assert "layers.0.q.weight" in engine.update(keeps="layers.0.q")
 
 
+def test_a_model_without_a_layer_that_can_be_asked_is_undecided() -> None:
+    """Quantized, or over several GPUs."""
+    engine = Engine(torch.bfloat16)
+    engine.update()
+    assert engine.probe.problem([]) == ""
+    assert not engine.probe.decides
+
+
 def test_the_same_weights_again_say_nothing_and_a_weight_that_is_no_number_is_a_problem() -> None:
     engine = Engine(torch.bfloat16)
     assert engine.update() == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +15,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from bapo.config.tree import Config, LoraConfig
 from bapo.core.errors import ConfigError, WeightMismatchError
 from bapo.core.types import Canary
 from bapo.runtime.adapter_file import Adapter, base_digest, merged, metadata_of
-from bapo.runtime.lora import adapter_shapes, is_adapted, num_adapter_parameters
+from bapo.runtime.lora import adapter_shapes, base_files, is_adapted, num_adapter_parameters
+from bapo.runtime.peft_config import check_peft_config
 from learner.canary import make_canary
 from learner.distributed.sharding import whole
 from learner.export import export_adapter, export_model
@@ -43,7 +43,7 @@ from tests.support.learner import (
     random_batch,
     tiny_policy,
 )
-from tests.support.lora import KINDS, TOKENS, a_trained_policy, lora_config, write_model
+from tests.support.lora import EXPERTS, KINDS, SIZES, TOKENS, a_trained_policy, lora_config, write_model
 from tests.support.tiny_model import reference_logprobs
 from tests.support.tiny_vision import write_tiny_vision
 
@@ -139,6 +139,9 @@ def test_a_run_starts_from_an_adapter_of_peft(model_path: Path, tmp_path: Path) 
         ({"r": 8}, "rank 8"),
         ({"use_rslora": True}, "rslora True"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which changes the base model"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights = 'olora'"),
+        ({"alora_invocation_tokens": [57]}, "alora_invocation_tokens"),
         ({"target_modules": ["q_proj"]}, "v_proj.lora_A.weight is not in the adapter"),
         ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head.*only in the adapter"),
     ],
@@ -174,12 +177,42 @@ def test_the_reference_of_the_kl_term_is_the_base_model(model_path: Path) -> Non
         assert not torch.allclose(policy.logprobs(micro), base.logprobs(micro), atol=1e-2)
 
 
+def test_a_setting_of_peft_that_came_after_this_test_is_refused(tmp_path: Path) -> None:
+    found = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_newlora": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match="use_newlora = True, which is not supported"):
+        check_peft_config(tmp_path, LoraConfig(rank=4, alpha=8.0))
+
+
+def test_a_quantized_base_model_is_refused_by_name(model_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_path, tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match="quantized"):
+        adapter_shapes(str(tmp_path / "base"), LoraConfig())
+
+
+def test_weights_in_another_format_next_to_the_model_are_not_of_it(model_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_path, tmp_path / "base")
+    shutil.copy(tmp_path / "base" / "model.safetensors", tmp_path / "base" / "model_ema.safetensors")
+    assert [file.name for file in base_files(str(tmp_path / "base"))] == ["model.safetensors"]
+
+
 def test_targets_that_the_model_does_not_have_are_named(tmp_path: Path) -> None:
     experts = write_model(tmp_path / "experts", KINDS["Qwen3-MoE"][0])
     with pytest.raises(ConfigError, match="gate_proj, up_proj, down_proj"):
         tiny_policy(lora_config(experts))
     with pytest.raises(ConfigError, match="lm_head"):
         tiny_policy(lora_config(experts, targets=["q_proj", "lm_head"]))
+
+
+def test_layers_of_experts_are_not_left_out_silently(tmp_path: Path) -> None:
+    """Layer 0 has an MLP that could be adapted, the others have experts, which cannot."""
+    settings = Qwen3MoeConfig(**SIZES, **EXPERTS, mlp_only_layers=[0])
+    experts = write_model(tmp_path / "experts", settings)
+    with pytest.raises(ConfigError, match=r'experts of .* cannot be adapted; use targets = "attention"'):
+        adapter_shapes(str(experts), LoraConfig())
+    assert len(adapter_shapes(str(experts), LoraConfig(targets="attention"))) == 2 * 4 * 2
 
 
 def test_shapes_are_those_of_the_layers_of_the_base_model(model_path: Path) -> None:
@@ -252,6 +285,33 @@ def test_a_run_with_lora_publishes_keeps_and_exports_its_adapter(model_path: Pat
     export_model(checkpoint, config.model)
     whole = AutoModelForCausalLM.from_pretrained(checkpoint.model_path)
     assert torch.allclose(reference_logprobs(whole, TOKENS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [{"alpha": 16.0}, {"rslora": True}, {"rank": 2, "alpha": 4.0}, {"targets": "mlp"}])
+def test_a_run_is_not_continued_with_other_settings_of_lora(
+    lora: dict[str, Any], model_path: Path, tmp_path: Path
+) -> None:
+    config = lora_config(model_path)
+    buffer = FakeBuffer(lambda step: random_batch(step=step))
+    make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet()).run(1)
+    checkpoint = newest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    checkpoint.require_adapter_of(config.model)
+    with pytest.raises(ConfigError, match="stay those of a run"):
+        checkpoint.require_adapter_of(lora_config(model_path, **lora).model)
+
+
+def test_an_adapter_is_not_merged_into_another_base_model(model_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_path, tmp_path / "base")
+    config = lora_config(tmp_path / "base")
+    buffer = FakeBuffer(lambda step: random_batch(step=step))
+    make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet()).run(1)
+    checkpoint = newest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    file = tmp_path / "base" / "model.safetensors"
+    save_file({name: 1.05 * tensor for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(ConfigError, match="belongs to a base model of digest"):
+        export_model(checkpoint, config.model)
 
 
 @dataclass

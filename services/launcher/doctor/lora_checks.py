@@ -8,8 +8,9 @@ from pathlib import Path
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from bapo.runtime.lora import adapter_shapes, target_names
+from bapo.runtime.lora import adapter_shapes
 from bapo.runtime.machine import learner_bytes, trained_bytes, update_bytes
+from bapo.runtime.peft_config import check_peft_config
 from services.launcher.doctor.checks import Check, parameters_of
 
 LOW_LR = 1e-5
@@ -28,13 +29,11 @@ def lora(config: Config) -> Iterator[Check]:
         yield Check(name="LoRA", status="fail", detail=str(error))
         return
     layers = {name.rpartition(".")[0] for name in shapes}
-    found = {layer.rpartition(".")[2] for layer in layers}
-    if missing := [name for name in target_names(settings) if name not in found]:
-        problem = f"model.lora.targets: {config.model.path} has no layer {', '.join(missing)} that can be adapted"
-        yield Check(name="LoRA", status="fail", detail=problem)
-        return
-    if (start := config.model.adapter) is not None and not (Path(start) / "adapter_config.json").is_file():
-        yield Check(name="LoRA", status="fail", detail=f"model.adapter: {start} has no adapter_config.json")
+    if config.model.adapter is not None:
+        try:
+            check_peft_config(Path(config.model.adapter), settings)
+        except ConfigError as error:
+            yield Check(name="LoRA", status="fail", detail=str(error))
     trained = sum(math.prod(shape) for shape in shapes.values())
     yield Check(
         name="LoRA",
