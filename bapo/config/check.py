@@ -55,8 +55,19 @@ def explain(error: ValidationError, sources: Mapping[Key, str] | None, at: Key =
 
 @cache
 def known_keys() -> tuple[str, ...]:
-    """Every dotted key of the tree."""
-    return tuple(dotted(key) for key, _ in flatten(Config().model_dump()))
+    """Every dotted key of the tree, with those of sections that are null by default."""
+    return tuple(dotted(key) for key, _ in flatten(_with_optional(Config()).model_dump()))
+
+
+def _with_optional(section: BaseModel) -> BaseModel:
+    found: dict[str, BaseModel] = {}
+    for name, field in type(section).model_fields.items():
+        kind, value = section_of(field.annotation), getattr(section, name)
+        if is_section(field.annotation):
+            found[name] = _with_optional(value)
+        elif kind is not None and value is None:
+            found[name] = kind()
+    return section.model_copy(update=found)
 
 
 def shown(value: Any) -> str:
@@ -103,16 +114,26 @@ def read_section(
             leaves = [leaf for leaf, _ in flatten(value, key)] if isinstance(value, Mapping) else []
             unknown = leaves if any(map(advice_for, leaves)) else [key]  # a table of verl: report each of its keys
             problems += [f"{dotted(leaf)}: unknown key{_nearest(leaf, section)}" for leaf in unknown]
-        elif is_section(field.annotation):
-            if isinstance(value, Mapping):
-                yield name, dict(read_section(field.annotation, value, key, problems))
+        elif (kind := section_of(field.annotation)) is not None:
+            if kind is not field.annotation and _resolve(value, frozenset()) is None:
+                yield name, None
             else:
-                problems.append(f"{dotted(key)} is a section; use {dotted(key)}.KEY")
+                yield from ((name, read) for read in _read_table(kind, value, key, problems))
+        elif isinstance(value, Mapping) and (kind := _section_of_values(field.annotation)) is not None:
+            tables = ((each, _read_table(kind, inner, (*key, each), problems)) for each, inner in value.items())
+            yield name, {each: read for each, found in tables for read in found}
         else:
             resolved = _resolve(value, kinds=_kinds(field.annotation))
             if isinstance(resolved, bool) and not {bool, Any} & _kinds(field.annotation):
                 problems.append(f"{dotted(key)} = {shown(resolved)}: must be {_wanted(field.annotation)}")
             yield name, RENAMED.get(dotted(key), {}).get(str(resolved), resolved)
+
+
+def _read_table(kind: type[BaseModel], value: Any, key: Key, problems: list[str]) -> Iterator[dict[str, Any]]:
+    if isinstance(value, Mapping):
+        yield dict(read_section(kind, value, key, problems))
+    else:
+        problems.append(f"{dotted(key)} is a section; use {dotted(key)}.KEY")
 
 
 def _resolve(value: Any, kinds: frozenset[Any]) -> Any:
@@ -128,6 +149,17 @@ def _resolve(value: Any, kinds: frozenset[Any]) -> Any:
 
 def is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section of `Section` or `Section | None`; None for any other type."""
+    return next(filter(is_section, (annotation, *_kinds(annotation))), None)
+
+
+def _section_of_values(annotation: Any) -> type[BaseModel] | None:
+    """The section of `dict[str, Section]`."""
+    found = next(filter(is_section, typing.get_args(annotation)), None)
+    return found if typing.get_origin(annotation) is dict else None
 
 
 def _kinds(annotation: Any) -> frozenset[Any]:

@@ -129,10 +129,8 @@ ADVICE = (
            "model_init_kwargs cast_lm_head_to_fp32 disable_dropout use_cache",
            "*.override_config *.hf_config_path *.model.use_shm"),
     Advice("use model.freeze_vision", "", "*.freeze_vision_tower"),
-    Advice("use [model.lora] with rank, alpha and targets (docs/lora.md)", "",
-           "*.lora_rank *.lora_alpha *.target_modules"),
-    Advice("use model.adapter = FOLDER with [model.lora], whose targets choose the layers (docs/lora.md)", "",
-           "*.exclude_modules *.lora_adapter_path *.layered_summon"),
+    Advice("not needed: model.lora.targets chooses the layers, a vision tower is never adapted (docs/lora.md)", "",
+           "*.exclude_modules *.layered_summon"),
     Advice("not there: attention and log-probs have one implementation; learner.compile fuses the rest",
            "use_liger_kernel liger_kernel_config", "*.use_liger *.use_fused_kernels *.fused_kernel_options.* "
            "*.entropy_from_logits_with_chunking *.entropy_checkpointing *.tiled_mlp.* *.calculate_entropy"),

@@ -18,6 +18,11 @@ run.root                       |   | output_dir | trainer.default_local_dir
 run.seed                       |   | seed, data_seed | data.seed
 model.path                     |   | model_name_or_path | *model.path
 model.dtype                    |   | bf16, torch_dtype | *rollout.dtype
+model.lora.rank                |   | lora_r, r | *model.lora_rank
+model.lora.alpha               |   | lora_alpha | *model.lora_alpha
+model.lora.rslora              |   | use_rslora |
+model.lora.targets             |   | lora_target_modules, target_modules | *model.target_modules
+model.adapter                  |   | | *model.lora_adapter_path
 task.reward                    |   | reward_funcs | custom_reward_function.path, custom_reward_function.name
 task.options.path              |   | train_dataset, dataset_name | data.train_files
 task.options.held_out          |   | eval_dataset | data.val_files
@@ -182,10 +187,10 @@ _ADVICE = {
     "vllm_mode": _ALWAYS_VLLM,
     "use_peft": _LORA,
     "peft_config": _LORA,
-    "lora_r": _LORA,
-    "lora_alpha": _LORA,
-    "lora_target_modules": _LORA,
-    "lora_dropout": "none: engines have no dropout, and every ratio of the loss would be noise (docs/lora.md)",
+    "lora_dropout": "none here: engines have no dropout, and every ratio of the loss would be noise (docs/lora.md)",
+    "use_dora": "not supported: plain LoRA only (docs/lora.md)",
+    "modules_to_save": "not supported: only adapters train (docs/lora.md)",
+    "lora_modules_to_save": "not supported: only adapters train (docs/lora.md)",
     "load_in_4bit": _NO_QLORA,
     "load_in_8bit": _NO_QLORA,
 }

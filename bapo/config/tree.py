@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.autoscaling import AutoscalingConfig
@@ -64,8 +64,17 @@ class LoraConfig(Frozen):
     rslora: bool = False
     """The scale is alpha / sqrt(r) (rank-stabilized LoRA, Kalajdzievski 2023)."""
     targets: Literal["all", "attention", "mlp"] | Annotated[list[str], Field(min_length=1)] = "all"
-    """Linear layers of the decoder that are adapted: `all` of them, those of the `attention` or of the `mlp`, or a list
-    of names such as `["q_proj", "v_proj"]`. Never embeddings, the head or a vision tower."""
+    """Linear layers of the decoder that are adapted: `attention` (`q_proj`, `k_proj`, `v_proj`, `o_proj`), `mlp`
+    (`gate_proj`, `up_proj`, `down_proj`), `all` of both, or a list of names such as `["q_proj", "v_proj"]`. Never
+    embeddings, the head or a vision tower."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def is_group_or_list(cls, targets: object) -> object:
+        if isinstance(targets, str) and targets not in ("all", "attention", "mlp"):
+            instead = '"all"' if targets == "all-linear" else f'"all", "attention", "mlp" or a list: ["{targets}"]'
+            raise ValueError(f'"{targets}" is not a group of layers; use {instead}')
+        return targets
 
     @property
     def scale(self) -> float:

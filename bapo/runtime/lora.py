@@ -28,8 +28,12 @@ def target_names(settings: LoraConfig) -> tuple[str, ...]:
 
 def is_adapted(layer: str, settings: LoraConfig) -> bool:
     """Whether the linear layer of this name gets an adapter."""
-    path = layer.split(".")
-    return path[-1] in target_names(settings) and not any(part in NOT_ADAPTED for part in path)
+    return layer.rpartition(".")[2] in target_names(settings) and can_be_adapted(layer)
+
+
+def can_be_adapted(layer: str) -> bool:
+    """Whether the linear layer of this name may get one."""
+    return not any(part in NOT_ADAPTED for part in layer.split("."))
 
 
 def base_files(path: str) -> list[Path]:
@@ -62,28 +66,29 @@ def adapter_shapes(path: str, settings: LoraConfig) -> dict[str, tuple[int, ...]
         model of experts; OSError, ValueError for files that cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    names = target_names(settings)
-    for file in base_files(path):
-        for name, tensor in safetensors_header(file).items():
-            layer, _, leaf = name.rpartition(".")
-            if leaf == "weight" and is_adapted(layer, settings) and len(tensor["shape"]) == 2:
-                outputs, inputs = tensor["shape"]
-                shapes[f"{layer}.{LORA_A}"] = (settings.rank, inputs)
-                shapes[f"{layer}.{LORA_B}"] = (outputs, settings.rank)
-            parts = name.split(".")
-            if any(part in EXPERTS for part in parts) and any(part in names for part in parts):
-                raise ConfigError(f'model.lora.targets: experts of {path} cannot be adapted; use targets = "attention"')
-    refuse_missing({name.split(".")[-2] for name in shapes}, settings, path)
+    available = set()
+    for name, tensor in [each for file in base_files(path) for each in safetensors_header(file).items()]:
+        layer, _, leaf = name.rpartition(".")
+        parts = set(name.split("."))
+        if parts & set(EXPERTS) and parts & set(target_names(settings)):
+            raise ConfigError(f'model.lora.targets: experts of {path} cannot be adapted; use targets = "attention"')
+        if leaf != "weight" or len(tensor["shape"]) != 2 or not can_be_adapted(layer):
+            continue
+        available.add(layer.rpartition(".")[2])
+        if is_adapted(layer, settings):
+            outputs, inputs = tensor["shape"]
+            shapes[f"{layer}.{LORA_A}"] = (settings.rank, inputs)
+            shapes[f"{layer}.{LORA_B}"] = (outputs, settings.rank)
+    refuse_missing(available, settings, path)
     return shapes
 
 
 def refuse_missing(found: Collection[str], settings: LoraConfig, path: str) -> None:
-    """Raises: ConfigError if a target is not one of the names found in the model."""
+    """Raises: ConfigError if a target is not one of the names of linear layers found in the model."""
     if missing := [name for name in target_names(settings) if name not in found]:
         raise ConfigError(
-            f"model.lora.targets: {path} has no linear layer named {', '.join(missing)} that can be adapted"
-            f"{f', only {chr(44).join(sorted(found))}' if found else ''}; embeddings, the head, experts and a vision "
-            "tower cannot be"
+            f"model.lora.targets: {path} has no linear layer named {', '.join(missing)} that can be adapted; "
+            f"it has {', '.join(sorted(found)) or 'none'} (embeddings, the head, experts and a vision tower cannot be)"
         )
 
 

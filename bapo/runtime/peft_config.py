@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bapo.config.tree import LoraConfig
 from bapo.core.errors import ConfigError
+from bapo.runtime.model_files import safetensors_header
 
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SETTINGS: Mapping[str, str] = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
 """Our settings -> PEFT's."""
 NEUTRAL = {
@@ -45,6 +47,40 @@ def check_peft_config(folder: Path, lora: LoraConfig) -> dict[str, Any]:
             f"model.adapter: {folder} has {_said(theirs)}, but [model.lora] has {_said(ours)}; write the adapter's"
         )
     return settings
+
+
+def check_peft_layers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare the adapter's layers with those of `[model.lora]`, by the last parts of their names: how the first parts
+    are called differs between PEFT and the files of some models.
+
+    Args:
+        shapes: `adapter_shapes`.
+    Raises: ConfigError if one is missing, unknown or of another shape.
+    """
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        header = safetensors_header(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.adapter: {path} cannot be read: {error}") from error
+    header.pop("__metadata__", None)
+    ours = {name.split(".")[-2] for name in shapes}
+    theirs = {name.split(".lora_")[0].split(".")[-1] for name in header}
+    if others := [name for name in ("lm_head", "embed_tokens") if name in theirs]:
+        raise ConfigError(f"model.adapter: {folder} adapts {', '.join(others)}, which is not supported")
+    if theirs != ours:
+        raise ConfigError(
+            f"model.adapter: {folder} adapts {', '.join(sorted(theirs))}, but model.lora.targets means "
+            f"{', '.join(sorted(ours))}; set model.lora.targets = {json.dumps(sorted(theirs))}"
+        )
+    if (found := Counter(tuple(each["shape"]) for each in header.values())) != Counter(shapes.values()):
+        raise ConfigError(
+            f"model.adapter: {folder} belongs to another model: its matrices have the shapes {_shapes(found)}, those "
+            f"of model.path {_shapes(Counter(shapes.values()))}"
+        )
+
+
+def _shapes(found: Counter[tuple[int, ...]]) -> str:
+    return ", ".join(f"{number} of {list(shape)}" for shape, number in sorted(found.items()))
 
 
 def _said(settings: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from torch.nn import functional
 from bapo.algorithms.randomness import generator_for
 from bapo.config.tree import LoraConfig
 from bapo.runtime.adapter_file import merged
-from bapo.runtime.lora import LORA_A, LORA_B, is_adapted, refuse_missing
+from bapo.runtime.lora import LORA_A, LORA_B, can_be_adapted, is_adapted, refuse_missing
 from learner.distributed.shard_files import weights_of
 from learner.distributed.sharding import whole
 from learner.model.cpu_matmul import product
@@ -78,12 +78,11 @@ def add_adapters(model: nn.Module, settings: LoraConfig, *, seed: int, base: str
     Raises: ConfigError if no layer has a name of `targets`.
     """
     model.requires_grad_(False)
-    found = set()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and is_adapted(name, settings):
-            found.add(name.rpartition(".")[2])
-            _adapt(module, settings, seed=seed, name=name)
-    refuse_missing(found, settings, base)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    refuse_missing({name.rpartition(".")[2] for name in layers if can_be_adapted(name)}, settings, base)
+    for name, layer in layers.items():
+        if is_adapted(name, settings):
+            _adapt(layer, settings, seed=seed, name=name)
 
 
 def _adapt(layer: nn.Linear, settings: LoraConfig, *, seed: int, name: str) -> None:

@@ -17,7 +17,7 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.adapter_file import merged_base
 from bapo.runtime.lora import NOT_ADAPTED, base_files, is_adapted, target_names
 from bapo.runtime.model_files import safetensors_header
-from bapo.runtime.peft_config import ADAPTER_CONFIG, check_peft_config
+from bapo.runtime.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_peft_config, check_peft_layers
 from learner.distributed.shard_files import FILE_MODE, StoredShards
 from learner.model.file_format import file_tensors
 from learner.model.lora import is_adapter
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 PREFIX = "base_model.model."
 """Before PEFT's names."""
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def write_peft(weights: StoredShards, model: ModelConfig, folder: Path) -> None:
@@ -64,18 +63,16 @@ def load_peft(model: nn.Module, lora: LoraConfig, folder: Path) -> None:
 
     Raises: ConfigError for an adapter of another kind, rank, scale or set of layers.
     """
-    settings = check_peft_config(folder, lora)
+    check_peft_config(folder, lora)
+    mine = {f"{PREFIX}{name}.weight": p for name, p in model.named_parameters() if is_adapter(name)}
+    check_peft_layers(folder, {name.removesuffix(".weight"): tuple(p.shape) for name, p in mine.items()})
     try:
         stored = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model.adapter: {folder} is not an adapter in PEFT's format: {error}") from error
-    mine = {f"{PREFIX}{name}.weight": p for name, p in model.named_parameters() if is_adapter(name)}
     for name in sorted(mine.keys() ^ stored.keys()):
         where = "only in the adapter" if name in stored else "not in the adapter"
-        raise ConfigError(
-            f"model.adapter: {folder}: {name} is {where}; set model.lora.targets to its target_modules, "
-            f"{settings.get('target_modules')}"
-        )
+        raise ConfigError(f"model.adapter: {folder}: {name} is {where}; it belongs to another model")
     for name, parameter in mine.items():
         if stored[name].shape != parameter.shape:
             shape = list(stored[name].shape)

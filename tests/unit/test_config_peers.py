@@ -113,7 +113,7 @@ def test_every_key_of_verl_has_a_hint() -> None:
         ("learner.entropy_coef", "use loss.entropy_coef"),
         ("actor_rollout_ref.actor.use_dynamic_bsz", "learner.microbatch_tokens"),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", "use evaluation.temperatures"),
-        ("actor_rollout_ref.model.lora_rank", "use [model.lora]"),
+        ("actor_rollout_ref.model.lora_rank", "use model.lora.rank"),
         ("actor_rollout_ref.rollout.multi_turn.enable", "not supported: tools"),
         ("critic.optim.lr", "use [loss.advantage_options]"),
         ("reward_model.model.path", "not supported: reward models"),

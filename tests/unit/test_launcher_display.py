@@ -99,7 +99,7 @@ def test_the_trained_model_is_compared_with_the_base_model_at_its_best_temperatu
     assert list(over_best_base(plain)) == []
     cooler = [row("easy@0.3", 1, 0.3, (0.5, 0.5)), row("easy@0.3", 9, 0.3, (1.0, 1.0))]
     (line,) = over_best_base([*plain, *cooler])
-    assert line.startswith("easy: 75.0 % at temperature 1; the base model is best at temperature 0.3, 50.0 %: +25.0 [")
+    assert line.startswith("easy: 75.0 % at temperature 1; before training at best 50.0 % at temperature 0.3: +25.0 [")
 
 
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:

@@ -142,8 +142,8 @@ def test_a_run_starts_from_an_adapter_of_peft(model_path: Path, tmp_path: Path) 
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which changes the base model"),
         ({"init_lora_weights": "olora"}, "init_lora_weights = 'olora'"),
         ({"alora_invocation_tokens": [57]}, "alora_invocation_tokens"),
-        ({"target_modules": ["q_proj"]}, "v_proj.lora_A.weight is not in the adapter"),
-        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head.*only in the adapter"),
+        ({"target_modules": ["q_proj"]}, r"targets means q_proj, v_proj; set model.lora.targets = \[\"q_proj\"\]"),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "adapts lm_head, which is not supported"),
     ],
 )
 def test_an_adapter_that_would_be_another_function_here_is_refused_by_name(

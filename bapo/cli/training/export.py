@@ -30,7 +30,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the model of a checkpoint in Hugging Face format, in float32, with its tokenizer; with LoRA the adapter
-    in PEFT's format.
+    in PEFT's format, or with --merged the model in `model.dtype`.
 
     A run does this for its last step. transformers and vLLM load the folder; PEFT loads an adapter.
 

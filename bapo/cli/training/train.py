@@ -27,7 +27,10 @@ from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.model_files import is_hub_id, missing_parts
+from bapo.runtime.peft_config import ADAPTER_CONFIG
 from bapo.runtime.run_directory.layout import RunDirectory
+
+WITHOUT_LORA = ("--model.lora", "null", "--model.adapter", "null")
 
 
 def train(
@@ -111,15 +114,26 @@ def evaluate(
             raise ConfigError(f"{target} is a run and has its own config; remove {', '.join(files)}")
         run = RunDirectory.open(target)
         model, files = str(exported(run, step)), [str(run.config_path)]
+        overrides = [*overrides, *WITHOUT_LORA]  # the exported model has its adapter in it
     elif step is not None:
         raise ConfigError(f"--step requires a run, but {target} is not a run directory")
     elif not Path(target).is_dir() and (not is_hub_id(target) or Path(target).parts[0] == "outputs"):
         raise ConfigError(f"{target} is neither a run directory, nor a model folder, nor a Hugging Face id")
+    elif (Path(target) / ADAPTER_CONFIG).is_file():
+        raise ConfigError(
+            f"{target} is an adapter, not a model: evaluate its run (bapo eval RUN), its export by bapo export RUN "
+            "--merged, or the model that merge_and_unload of PEFT gives"
+        )
     elif Path(target).is_dir() and (missing := missing_parts(Path(target))):
         raise ConfigError(f"{target} is neither a run directory nor a model: it has no {' and no '.join(missing)}")
     else:
         model = target
     resolved = load_config(files, overrides)
+    if resolved.model.adapter is not None:
+        raise ConfigError(
+            f"bapo eval measures {target} as it is, without model.adapter; merge {resolved.model.adapter} into it "
+            "(merge_and_unload and save_pretrained of PEFT) and evaluate that folder"
+        )
     refuse_unnamed([*files, *overrides, "--model.path", model], f"bapo eval {target} {DEMO}")
     name = free_name(Path(resolved.run.root), f"{Path(target).resolve().name[:50]}-eval")
     measured = create_run(load_config(files, [*overrides, "--model.path", model, "--run.name", name]))

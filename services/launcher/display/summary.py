@@ -193,10 +193,10 @@ def over_best_base(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if bases:
             best = max([first, *bases], key=lambda row: float(row["accuracy"]))
             temperatures = [row["sampling"]["temperature"] for row in (last, best)]
-            where = "the same" if temperatures[0] == temperatures[1] else f"temperature {temperatures[1]:g}"
+            where = "" if temperatures[0] == temperatures[1] else f" at temperature {temperatures[1]:g}"
             yield (
-                f"{split}: {percent(last['accuracy'])} at temperature {temperatures[0]:g}; the base model is best at "
-                f"{where}, {percent(best['accuracy'])}: {change_text(best, last)} points"
+                f"{split}: {percent(last['accuracy'])} at temperature {temperatures[0]:g}; before training at best "
+                f"{percent(best['accuracy'])}{where}: {change_text(best, last)} points"
             )
 
 

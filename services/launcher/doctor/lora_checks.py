@@ -10,7 +10,8 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.lora import adapter_shapes
 from bapo.runtime.machine import learner_bytes, trained_bytes, update_bytes
-from bapo.runtime.peft_config import check_peft_config
+from bapo.runtime.model_files import folder_of
+from bapo.runtime.peft_config import check_peft_config, check_peft_layers
 from services.launcher.doctor.checks import Check, parameters_of
 
 LOW_LR = 1e-5
@@ -20,29 +21,35 @@ MIB = 1 << 20
 
 def lora(config: Config) -> Iterator[Check]:
     """Layers, parameters, bytes of an update and of a checkpoint, memory, and the learning rate."""
-    settings, parameters = config.model.lora, parameters_of(config)
-    if settings is None or parameters is None:
+    settings = config.model.lora
+    if settings is None or folder_of(config.model.path) is None:
         return
     try:
         shapes = adapter_shapes(config.model.path, settings)
+        if config.model.adapter is not None:
+            check_peft_config(Path(config.model.adapter), settings)
+            check_peft_layers(Path(config.model.adapter), shapes)
     except (ConfigError, OSError, ValueError) as error:
         yield Check(name="LoRA", status="fail", detail=str(error))
         return
+    if (parameters := parameters_of(config)) is None:
+        return
     layers = {name.rpartition(".")[0] for name in shapes}
-    if config.model.adapter is not None:
-        try:
-            check_peft_config(Path(config.model.adapter), settings)
-        except ConfigError as error:
-            yield Check(name="LoRA", status="fail", detail=str(error))
     trained = sum(math.prod(shape) for shape in shapes.values())
     yield Check(
         name="LoRA",
         status="ok",
         detail=(
             f"rank {settings.rank}, scale {settings.scale:g}: trains {trained / 1e6:,.2f} M parameters "
-            f"({trained / parameters:.1%}) in {len(layers)} layers; {_beside_full(config, parameters)}"
+            f"({trained / parameters:.1%}) in {len(layers)} linear layers; {_beside_full(config, parameters)}"
         ),
     )
+    if trained > parameters:
+        yield Check(
+            name="LoRA",
+            status="warn",
+            detail=f"model.lora.rank = {settings.rank} trains more parameters than the model has; use a smaller rank",
+        )
     if config.learner.lr < LOW_LR:
         yield Check(
             name="LoRA",
