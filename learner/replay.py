@@ -130,7 +130,7 @@ def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float
     return max(float((mine[name] - other).abs().max()) for piece in stored.whole() for name, other in piece.items())
 
 
-NOT_COMPARED = ("time", "tokens_per_s", "mfu", "policy_version")
+NOT_COMPARED = ("time", "tokens_per_s", "mfu", "mfu_update", "policy_version")
 """Fields that depend on the clock or on the workers, in addition to those ending in _s."""
 SHOWN = ("loss", "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "num_tokens")
 

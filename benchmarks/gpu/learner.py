@@ -173,6 +173,7 @@ def _updates(findings: Findings, config: Any, shape: Shape, world: World, *, is_
         gpu_s={name: round(value, 3) for name, value in use.gpu_seconds.items()},
         peak_gb=peak_gb(world),
     )
+    findings.add(mfu_update=use.mfu_update)
     if use.mfu is not None and is_goal:
         findings.goal("mfu", use.mfu, at_least=GOAL_MFU)
     else:

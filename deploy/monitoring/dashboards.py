@@ -229,7 +229,8 @@ WAITS = Row("Bottleneck", (
         "/ scalar(sum(rate(bapo_learner_steps_total[5m])))", "{{phase}}"),)),
     Panel(title="Model FLOPs utilization", help="Useful FLOPs over the GPU's bfloat16 peak during prox and update; "
           "recomputed activations and proximal log-probs do not count.", unit="percentunit", lowest=0, queries=(
-        Query(newest("bapo_learner_mfu_ratio"), "{{run}}"),)),
+        Query(newest("bapo_learner_mfu_ratio"), "{{run}}"),
+        Query(newest("bapo_learner_update_mfu_ratio"), "{{run}} update alone"),)),
     Panel(title="Requests", axis="requests",
           help="queued: workers are busy; leased: they are being sampled.", lowest=0,
           queries=(Query(newest("bapo_buffer_requests", "purpose", "state"), "{{purpose}} {{state}}"),)),

@@ -34,6 +34,7 @@ OF_THE_ROW = {
     "bapo_learner_learning_rate": "lr",
     "bapo_learner_last_step_timestamp_seconds": "time",
     "bapo_learner_mfu_ratio": "mfu",
+    "bapo_learner_update_mfu_ratio": "mfu_update",
 }
 """Gauge -> key of metrics.jsonl."""
 DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (

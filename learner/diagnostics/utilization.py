@@ -2,6 +2,7 @@
 
     TFLOP/s of a rank = useful FLOPs of the step / ranks / GPU seconds of prox and update / 1e12
     MFU               = TFLOP/s / peak of the GPU in bfloat16
+    MFU of the update = the same over the GPU seconds of update alone, without those of the proximal log-probs
 
 Useful is what one forward and one backward pass over the trained responses and their prompts need, a prompt once per
 group. Recomputed activations, proximal log-probs, a reference and a critic take time, but do not count.
@@ -68,15 +69,17 @@ class Utilization:
     """Useful TFLOP/s; on a CPU over the host's seconds. None without a trained response."""
     mfu: float | None
     """None on a CPU, and on a GPU that is not in `PEAK_TFLOPS`."""
+    mfu_update: float | None
+    """The same without the phase prox: of a method that needs no proximal log-probs."""
 
     @property
     def fields(self) -> dict[str, float | None]:
         """Of a row of metrics.jsonl."""
         seconds = {f"{name}_gpu_s": self.gpu_seconds.get(name) for name in GPU_PHASES}
-        return {**seconds, "tflops_per_s": self.tflops_per_s, "mfu": self.mfu}
+        return {**seconds, "tflops_per_s": self.tflops_per_s, "mfu": self.mfu, "mfu_update": self.mfu_update}
 
 
-UNKNOWN = Utilization(gpu_seconds={}, tflops_per_s=None, mfu=None)
+UNKNOWN = Utilization(gpu_seconds={}, tflops_per_s=None, mfu=None, mfu_update=None)
 """Of a step without an update."""
 
 
@@ -88,12 +91,20 @@ def utilization(
     Args:
         seconds: of its phases, by the host's clock; gpu_seconds: by the GPU's, empty on a CPU.
     """
-    spent = sum((gpu_seconds or seconds).get(name, 0.0) for name in GPU_PHASES)
-    rate = flops / world.size / spent / 1e12 if flops and spent else None
+    spent = gpu_seconds or seconds
+    rate = _rate(flops / world.size, sum(spent.get(name, 0.0) for name in GPU_PHASES))
+    alone = _rate(flops / world.size, spent.get("update", 0.0))
     peak = peak_tflops(torch.cuda.get_device_name(world.device)) if world.device.type == "cuda" else None
     return Utilization(
-        gpu_seconds=gpu_seconds, tflops_per_s=rate, mfu=None if rate is None or peak is None else rate / peak
+        gpu_seconds=gpu_seconds,
+        tflops_per_s=rate,
+        mfu=rate / peak if rate and peak else None,
+        mfu_update=alone / peak if alone and peak else None,
     )
+
+
+def _rate(flops: float, seconds: float) -> float | None:
+    return flops / seconds / 1e12 if flops and seconds else None
 
 
 def peak_tflops(name: str) -> float | None:

@@ -11,6 +11,7 @@ import torch
 from learner.batch.packing import columns_of
 from learner.diagnostics.step_report import Stopwatch
 from learner.diagnostics.utilization import UNKNOWN, ModelFlops, model_flops, peak_tflops, utilization
+from learner.distributed.world import World
 from learner.model.policy import load_policy
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import ALONE, learner_config
@@ -63,7 +64,8 @@ def test_without_a_gpu_there_is_no_gpu_time() -> None:
     with watch.phase("prox"):
         pass
     assert watch.gpu_seconds == {}
-    assert UNKNOWN.fields == {"prox_gpu_s": None, "update_gpu_s": None, "tflops_per_s": None, "mfu": None}
+    assert set(UNKNOWN.fields) == {"prox_gpu_s", "update_gpu_s", "tflops_per_s", "mfu", "mfu_update"}
+    assert set(UNKNOWN.fields.values()) == {None}
 
 
 def test_flops_count_a_prompt_once_per_group_and_every_position_that_is_attended_to() -> None:
@@ -105,6 +107,13 @@ def test_a_rate_is_per_rank_and_by_the_gpus_clock_where_there_is_one() -> None:
     assert (found.tflops_per_s, found.mfu) == (2.0, None)
     assert found.fields["update_gpu_s"] == 3.0
     assert utilization(0.0, seconds, {}, ALONE).tflops_per_s is None
+
+
+def test_the_update_alone_has_a_utilization_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    world = World(rank=0, size=2, device=torch.device("cuda"))
+    found = utilization(2 * 989e12, {}, {"prox": 1.0, "update": 4.0}, world)
+    assert (found.mfu, found.mfu_update) == (pytest.approx(0.2), pytest.approx(0.25))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ STEP = (
         "system/Bottleneck", HERE,
     ),
     Metric(
+        "bapo_learner_update_mfu_ratio", "gauge",
+        "The same during update alone, without the pass for proximal log-probs; NaN if unknown.",
+        "system/Bottleneck", HERE,
+    ),
+    Metric(
         "bapo_learner_tokens_total", "counter",
         "Trained response tokens, including reused groups.", "ledger/Trained", HERE,
     ),
