@@ -42,8 +42,9 @@ class LearnerConfig(Frozen):
     gradients. auto: on CUDA."""
     activation_gib: float = Field(0.0, ge=0)
     """With it: GiB of activations per rank that layers may keep. Set it to the memory that is free at the peak."""
-    compile: bool = False
-    """Decoder layers by torch.compile (needs a C++ compiler): faster after minutes of compilation."""
+    compile: bool | Literal["auto"] = "auto"
+    """Decoder layers by torch.compile (needs a C++ compiler): faster after minutes of compilation. auto: on CUDA, if
+    there is a compiler, without LoRA."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
     """Tokens whose logits exist at a time."""
     num_ranks: int = Field(1, ge=1)

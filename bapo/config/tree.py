@@ -305,8 +305,11 @@ class Config(Frozen):
                 "off, not where training starts; merge the adapter into the model first (merge_and_unload of PEFT), or "
                 "remove the KL term"
             )
-        if self.learner.compile:
-            raise ValueError("model.lora with learner.compile: adapted layers are not compiled; set it to false")
+        if self.learner.compile is True:
+            raise ValueError(
+                "model.lora with learner.compile = true: compiled code may round the merged weights otherwise than the "
+                "engines do; remove it"
+            )
         if "quantization" in self.rollout.engine_options:
             raise ValueError("model.lora with a quantized engine: adapters are merged into plain weights; remove it")
         return self

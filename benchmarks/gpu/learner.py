@@ -135,16 +135,23 @@ def _plain(folder: Path, inputs: StepInputs, coef_M: Tensor) -> tuple[Tensor, di
     return torch.cat(found), {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
-def update(findings: Findings, device: str, *, model: str, learner: dict[str, Any] | None = None) -> None:
+def update(
+    findings: Findings,
+    device: str,
+    *,
+    model: str,
+    learner: dict[str, Any] | None = None,
+    lora: dict[str, Any] | None = None,
+) -> None:
     """Two updates of a batch of 32 long responses after one that warms up: tokens/s, MFU, peak memory, kernels.
 
     A model that does not fit is a result: the figure `out_of_memory` has the learner's advice.
     """
     world, shape, folder = world_of(device), SHAPES[model], findings.work / "model"
     findings.add(parameters=write_model(folder, shape, world))
-    config = learner_config(folder, world, shape, dtype="bfloat16", num_groups=4, **(learner or {}))
+    config = learner_config(folder, world, shape, dtype="bfloat16", num_groups=4, lora=lora, **(learner or {}))
     try:
-        _updates(findings, config, shape, world, is_goal=model in ("1.7B", "4B") and not learner)
+        _updates(findings, config, shape, world, is_goal=model in ("1.7B", "4B") and not learner and not lora)
     except RuntimeError as error:
         advice = out_of_memory(error, config.learner, rank=0, device=world.device)
         if advice is None:

@@ -85,10 +85,19 @@ def build(shape: Shape, world: World, layers: int | None = None) -> PreTrainedMo
         return Qwen3ForCausalLM._from_config(settings, dtype=torch.bfloat16)
 
 
-def learner_config(folder: Path, world: World, shape: Shape, *, dtype: str, num_groups: int, **learner: Any) -> Config:
+def learner_config(
+    folder: Path,
+    world: World,
+    shape: Shape,
+    *,
+    dtype: str,
+    num_groups: int,
+    lora: dict[str, Any] | None = None,
+    **learner: Any,
+) -> Config:
     """The paper's method on a batch of `num_groups` groups of 8, two mini-batches; keywords: section `learner`."""
     return Config.model_validate({
-        "model": {"path": str(folder), "dtype": dtype},
+        "model": {"path": str(folder), "dtype": dtype, "lora": lora},
         "algorithm": {"batch_size": num_groups, "group_size": 8},
         "rollout": {"max_response_tokens": shape.longest, "max_prompt_tokens": 512},
         "learner": {

@@ -49,12 +49,18 @@ class Item:
 
 
 MODELS = ("0.6B", "1.7B", "4B", "8B")
-VARIANTS: dict[str, dict[str, Any]] = {
-    "kept": {"gradient_checkpointing": False},
-    "budget": {"activation_gib": 16.0},
-    "compiled": {"compile": True},
+EAGER, KEPT = {"compile": False}, {"gradient_checkpointing": False}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "1.7B-eager": {"learner": EAGER},
+    "1.7B-kept": {"learner": EAGER | KEPT},
+    "1.7B-kept-compiled": {"learner": KEPT},
+    "1.7B-chunk4096": {"learner": {"logprob_chunk_tokens": 4096}},
+    "4B-eager": {"learner": EAGER},
+    "4B-budget-compiled": {"learner": {"activation_gib": 55.0}},
+    "4B-lora": {"lora": {"rank": 32, "alpha": 64.0}},
+    "8B-lora": {"lora": {"rank": 32, "alpha": 64.0}},
 }
-"""Settings of the learner to compare with the defaults."""
+"""SIZE-NAME -> settings to compare with the defaults, which compile the layers on a GPU and recompute activations."""
 
 
 def items(size: str) -> list[Item]:
@@ -66,10 +72,10 @@ def items(size: str) -> list[Item]:
         *(item for model in MODELS for item in _of_model(model, tiny=False)),
         *(
             Item(
-                name=f"update-1.7B-{name}", stage="learner", limit_s=300, action=HERE + "learner:update",
-                options={"model": "1.7B", "learner": learner},
+                name=f"update-{name}", stage="learner", limit_s=300, action=HERE + "learner:update",
+                options={"model": name.partition("-")[0], **settings},
             )
-            for name, learner in VARIANTS.items()
+            for name, settings in VARIANTS.items()
         ),
         Item(
             name="engine-0.6B-eager", stage="engine", limit_s=420, action=HERE + "engine:engine",
@@ -83,6 +89,13 @@ def _fixed(*, tiny: bool) -> list[Item]:
     model = "tiny" if tiny else "0.6B"
     return [
         Item(name="ceilings", stage="ceilings", limit_s=60, action=HERE + "learner:ceilings", options={"tiny": tiny}),
+        Item(
+            name="attention",
+            stage="ceilings",
+            limit_s=60,
+            action=HERE + "attention:attention",
+            options={"models": ["tiny"] if tiny else ["1.7B", "4B"]},
+        ),
         Item(name="float64", stage="learner", limit_s=180, action=HERE + "learner:float64", options={"model": model}),
     ]
 

@@ -15,6 +15,9 @@ function, gathers a layer's weights before it is computed or recomputed.
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +30,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bapo.config.learner import LearnerConfig
 from learner.distributed.sharding import decoder_layers
+
+log = logging.getLogger(__name__)
 
 Forward = Callable[..., Any]
 
@@ -44,18 +49,32 @@ class LayerOptions:
     compiled: bool = False
 
     @staticmethod
-    def of(settings: LearnerConfig, device: torch.device, *, frozen: bool = False) -> LayerOptions:
-        """Options of a model that trains, or of a frozen one."""
+    def of(
+        settings: LearnerConfig, device: torch.device, *, frozen: bool = False, adapted: bool = False
+    ) -> LayerOptions:
+        """Options of a model that trains, alone or its adapter, or of a frozen one."""
         return LayerOptions(
             recompute=not frozen and checkpoints_activations(settings.gradient_checkpointing, device),
             keep_bytes=int(settings.activation_gib * GIB),
-            compiled=settings.compile,
+            compiled=compiles_layers(settings.compile, device, adapted=adapted),
         )
 
 
 def checkpoints_activations(setting: bool | Literal["auto"], device: torch.device) -> bool:
     """Resolve learner.gradient_checkpointing; auto: only on CUDA."""
     return device.type == "cuda" if setting == "auto" else setting
+
+
+def compiles_layers(setting: bool | Literal["auto"], device: torch.device, *, adapted: bool) -> bool:
+    """Resolve learner.compile; auto: on CUDA, unless an adapter trains, or no compiler is installed."""
+    if setting != "auto":
+        return setting
+    if device.type != "cuda" or adapted:
+        return False
+    if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        log.warning("decoder layers are not compiled: no C++ compiler is installed (apt-get install g++)")
+        return False
+    return True
 
 
 def prepare_layers(module: nn.Module, options: LayerOptions, *, backend: str = "inductor") -> None:

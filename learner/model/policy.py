@@ -183,7 +183,9 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         world=world,
         dtype=dtype,
         check=lambda policy: check_head(policy, path, longest=config.rollout.longest_sequence - 1),
-        layers=LayerOptions.of(config.learner, world.device, frozen=frozen),
+        layers=LayerOptions.of(
+            config.learner, world.device, frozen=frozen, adapted=config.model.lora is not None and not frozen
+        ),
         frozen=frozen,
     )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from learner.distributed.sharding import decoder_layers
-from learner.model.layers import _Kept, checkpoints_activations
+from learner.model.layers import _Kept, checkpoints_activations, compiles_layers
 from learner.model.policy import Policy
 from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy
 
@@ -111,3 +113,26 @@ def test_what_a_layer_keeps_is_counted_without_its_weights_and_once() -> None:
         layer(hidden)
     # The input, and the output of the sigmoid, which it and the second product keep: 5 x 8 float32 each.
     assert kept.bytes == 2 * 5 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "adapted", "compiler", "want"),
+    [
+        ("auto", "cuda", False, "/usr/bin/c++", True),
+        ("auto", "cuda", True, "/usr/bin/c++", False),
+        ("auto", "cuda", False, None, False),
+        ("auto", "cpu", False, "/usr/bin/c++", False),
+        (True, "cpu", False, None, True),
+        (False, "cuda", False, "/usr/bin/c++", False),
+    ],
+)
+def test_layers_are_compiled_on_gpus_where_there_is_a_compiler(
+    setting: bool | Literal["auto"],
+    device: str,
+    adapted: bool,
+    compiler: str | None,
+    want: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: compiler)
+    assert compiles_layers(setting, torch.device(device), adapted=adapted) is want
