@@ -32,7 +32,7 @@ from bapo.core.sequences import SampledSequence
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Outcome
 from bapo.runtime.machine import VLLM_FOR_GPUS, parallelism_problem, vllm_build
-from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts
+from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts, num_parameters
 from bapo.runtime.sampling_limits import LOGPROBS, sampling_problems
 from bapo.runtime.torchvision_build import complete_torchvision
 from bapo.runtime.vision import Patches, ReadImage, missing_package, vision_model
@@ -80,6 +80,9 @@ ARGUMENTS_ON_CPUS: Mapping[str, Any] = {
     "kv_cache_memory_bytes": CACHE_BYTES,
 }
 """On GPUs vLLM's defaults apply: compiled, with CUDA graphs and async scheduling."""
+SMALL, SHORT_STEPS = 100_000_000, 20
+"""Parameters of a model, and steps of a run, that are not worth compiling for on a GPU: it took 63 of 77 seconds of an
+engine's start (0.6 B on one H200, docs/gpus.md). Where the gain begins was not measured."""
 CANARY_ID = "canary"
 CANARY_PRIORITY = -1
 """Ahead of all other requests, which have 0; responses that vLLM has preempted keep their place among these."""
@@ -329,8 +332,19 @@ def engine_arguments(config: Config, worker_id: str = "", *, on_cpus: bool) -> d
     }
     if vision_model(config.model.path) is not None:
         chosen |= _vllm_vision.ARGUMENTS
-    chosen |= (dict(ARGUMENTS_ON_CPUS) if on_cpus else {}) | rollout.engine_options
+    if on_cpus:
+        chosen |= ARGUMENTS_ON_CPUS
+    elif not is_worth_compiling(config):
+        chosen["enforce_eager"] = True
+    chosen |= rollout.engine_options
     return chosen | {"max_num_seqs": seats + 1}  # one for the canary
+
+
+def is_worth_compiling(config: Config) -> bool:
+    """Whether an engine on a GPU samples for long enough to win back what compilation takes."""
+    folder = folder_of(config.model.path)
+    parameters = None if folder is None else num_parameters(folder)
+    return config.run.num_steps > SHORT_STEPS and (parameters is None or parameters >= SMALL)
 
 
 def _sequence(response: CompletionOutput) -> SampledSequence:

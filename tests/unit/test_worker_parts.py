@@ -131,8 +131,11 @@ def test_a_worker_gets_the_environment_of_the_build_that_is_installed() -> None:
     assert environment_of(vllm_build()) == vllm.ENVIRONMENT
 
 
-def arguments(options: dict[str, Any], *, on_cpus: bool) -> dict[str, Any]:
-    return engine_arguments(Config.model_validate({"rollout": {"engine_options": options}}), on_cpus=on_cpus)
+def arguments(
+    options: dict[str, Any], *, on_cpus: bool, model: str = "org/not-on-this-machine", num_steps: int = 100
+) -> dict[str, Any]:
+    settings = {"rollout": {"engine_options": options}, "model": {"path": model}, "run": {"num_steps": num_steps}}
+    return engine_arguments(Config.model_validate(settings), on_cpus=on_cpus)
 
 
 def test_cpus_get_an_eager_engine_with_a_small_cache() -> None:
@@ -143,6 +146,12 @@ def test_cpus_get_an_eager_engine_with_a_small_cache() -> None:
 
 def test_gpus_keep_vllms_own_defaults() -> None:
     assert {"enforce_eager", "async_scheduling", "kv_cache_memory_bytes"}.isdisjoint(arguments({}, on_cpus=False))
+
+
+def test_on_gpus_a_small_model_or_a_short_run_starts_without_compilation(model_path: Path) -> None:
+    assert arguments({}, on_cpus=False, num_steps=20)["enforce_eager"] is True
+    assert arguments({}, on_cpus=False, model=str(model_path))["enforce_eager"] is True
+    assert arguments({"enforce_eager": False}, on_cpus=False, num_steps=20)["enforce_eager"] is False
 
 
 @pytest.mark.parametrize("on_cpus", [True, False])
