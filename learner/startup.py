@@ -376,8 +376,14 @@ def _advice(learner: LearnerConfig) -> list[str]:
     """Settings that reduce memory, cheapest first."""
     now = learner.gradient_checkpointing
     recompute = [] if now is True else [f"learner.gradient_checkpointing = true (now {str(now).lower()})"]
+    keeps = (
+        []
+        if learner.activation_gib in (0.0, "auto")
+        else [f"a smaller learner.activation_gib (now {learner.activation_gib:g})"]
+    )
     return [
         *recompute,
+        *keeps,
         f"a smaller learner.microbatch_tokens (now {learner.microbatch_tokens}), down to one prompt with its response",
         f"a smaller learner.logprob_chunk_tokens (now {learner.logprob_chunk_tokens})",
         f"more learner.num_ranks (now {learner.num_ranks}), which shard weights, gradients and moments",

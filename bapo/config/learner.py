@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -40,8 +40,9 @@ class LearnerConfig(Frozen):
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keep only the input of each decoder layer and recompute the rest: less memory, a third more FLOPs, the same
     gradients. auto: on CUDA."""
-    activation_gib: float = Field(0.0, ge=0)
-    """With it: GiB of activations per rank that layers may keep. Set it to the memory that is free at the peak."""
+    activation_gib: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """With it: GiB of activations per rank that layers may keep. auto: what is free on the GPU after two steps, and
+    nothing after an out-of-memory error; with several ranks nothing."""
     compile: bool | Literal["auto"] = "auto"
     """Decoder layers by torch.compile (needs a C++ compiler): faster after minutes of compilation. auto: on CUDA, if
     there is a compiler, without LoRA."""

@@ -3,7 +3,8 @@
 Without checkpointing the activations of every layer are kept until the backward pass: in bfloat16 34 D bytes per token
 and layer, or about 60 D with a wide gated MLP (Korthikanti et al. 2022, section 4.1, without scores); with it 2 D, plus
 the activations of one layer at a time. The cost is an extra forward pass through the layers, about a third of a step's
-FLOPs. So with a budget (learner.activation_gib) as many layers as fit keep theirs, decided for each micro-batch.
+FLOPs. So with a budget (learner.activation_gib) as many layers as fit keep theirs, decided for each micro-batch. On one
+GPU the budget is what two steps have left free (`ActivationBudget.measure`).
 
 Results are bitwise identical: a layer gets the same tensors and the same `Packing` as arguments, and there is no
 randomness, because the model is always in eval mode. So the RNG state is not saved, and transformers' own switch, which
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 Forward = Callable[..., Any]
 
 GIB = 1 << 30
+STEPS_TO_MEASURE = 2
+"""The moments of the optimizer appear at the end of the first one."""
+RESERVE_SHARE = 0.08
+"""Of the GPU's memory, for longer batches and fragments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,8 @@ class LayerOptions:
 
     recompute: bool = False
     """Recompute activations in the backward pass."""
-    keep_bytes: int = 0
-    """Activations that are kept nevertheless, summed over the layers."""
+    keep_bytes: int | None = 0
+    """Activations that are kept nevertheless, summed over the layers; None: as many as fit, once that is known."""
     compiled: bool = False
 
     @staticmethod
@@ -55,7 +60,7 @@ class LayerOptions:
         """Options of a model that trains, alone or its adapter, or of a frozen one."""
         return LayerOptions(
             recompute=not frozen and checkpoints_activations(settings.gradient_checkpointing, device),
-            keep_bytes=int(settings.activation_gib * GIB),
+            keep_bytes=_keep_bytes(settings, device),
             compiled=compiles_layers(settings.compile, device, adapted=adapted),
         )
 
@@ -63,6 +68,12 @@ class LayerOptions:
 def checkpoints_activations(setting: bool | Literal["auto"], device: torch.device) -> bool:
     """Resolve learner.gradient_checkpointing; auto: only on CUDA."""
     return device.type == "cuda" if setting == "auto" else setting
+
+
+def _keep_bytes(settings: LearnerConfig, device: torch.device) -> int | None:
+    if settings.activation_gib != "auto":
+        return int(settings.activation_gib * GIB)
+    return None if device.type == "cuda" and settings.num_ranks == 1 else 0
 
 
 def compiles_layers(setting: bool | Literal["auto"], device: torch.device, *, adapted: bool) -> bool:
@@ -91,9 +102,10 @@ def prepare_layers(module: nn.Module, options: LayerOptions, *, backend: str = "
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
     if not options.recompute:
         return
-    budget = _Budget(options.keep_bytes)
+    budget = ActivationBudget(options.keep_bytes)
     module.register_forward_pre_hook(lambda *_: budget.begin_pass())
-    text = set(_text_layers(module)) if options.keep_bytes else set()
+    module.activation_budget = budget  # type: ignore[assignment]  # no module: for `budget_of`
+    text = set(_text_layers(module)) if options.keep_bytes != 0 else set()
     for layer in decoder_layers(module):
         run = partial(budget.run, layer) if layer in text else _recomputed
         layer.forward = partial(run, layer.forward)
@@ -108,14 +120,37 @@ def _recomputed(forward: Forward, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-class _Budget:
+def budget_of(module: nn.Module) -> ActivationBudget | None:
+    """The budget of a module whose layers recompute their activations."""
+    return getattr(module, "activation_budget", None)
+
+
+class ActivationBudget:
     """Lets layers keep their activations until those of a pass have used up `limit` bytes."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int | None) -> None:
+        """`limit`: None: nothing, until `measure` has seen two steps."""
+        self._limit = limit or 0
+        self._steps_to_measure = STEPS_TO_MEASURE if limit is None else 0
         self._left = 0.0
         self._bytes_per_token = 0.0
         self._measured_tokens = 0
+
+    def measure(self, device: torch.device) -> None:
+        """After a step: once the peak is known, with the optimizer's moments in it, keep what is free beside it."""
+        if not self._steps_to_measure:
+            return
+        self._steps_to_measure -= 1
+        if not self._steps_to_measure:
+            free, total = torch.cuda.mem_get_info(device)
+            beside_peak = free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+            self._limit = max(0, int(beside_peak - RESERVE_SHARE * total))
+            log.info("layers keep up to %.1f GiB of activations: free beside the peak", self._limit / GIB)
+
+    def give_up(self) -> bool:
+        """After an out-of-memory error: keep nothing any more. Returns: whether anything was kept before."""
+        kept, self._limit = self._limit > 0, 0
+        return kept
 
     def begin_pass(self) -> None:
         """At the start of a forward pass. The backward pass of the previous one is over."""
@@ -126,6 +161,8 @@ class _Budget:
         tokens = hidden.shape[-2]
         if not torch.is_grad_enabled():
             return forward(hidden, *args, **kwargs)
+        if not self._limit:
+            return _recomputed(forward, hidden, *args, **kwargs)
         if tokens > self._measured_tokens:
             kept = _Kept(layer)
             with saved_tensors_hooks(kept.add, lambda tensor: tensor):

@@ -24,11 +24,12 @@ from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader, ReadImage
 from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, UpdateReport
 from learner.diagnostics.utilization import Utilization, gpu_events, model_flops, utilization
-from learner.distributed.sharding import whole
+from learner.distributed.sharding import reshard, whole
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 from learner.losses.objective import Objective
 from learner.model.backbone import pass_cost
+from learner.model.layers import budget_of
 from learner.model.lora import trained_parameters
 from learner.model.policy import Policy
 from learner.update.hooks import Given, MicroPass, UpdateHook, make_hooks
@@ -144,12 +145,30 @@ class Updater:
         """UPDATE: one optimizer step per mini-batch, and what the hooks train."""
         for hook in self.hooks:
             hook.before_passes(step)
-        results = tuple(self._minibatch(step, k) for k in range(len(step.inputs.plan)))
+        results = tuple(self._minibatch_that_fits(step, k) for k in range(len(step.inputs.plan)))
         for hook in self.hooks:
             hook.after_passes(step)
+        if (budget := budget_of(self.policy)) is not None:
+            budget.measure(self.passes.world.device)
         for result in results:
             step.facts.update(result.facts)
         return results
+
+    def _minibatch_that_fits(self, step: Step, k: int) -> MinibatchResult:
+        """`_minibatch`, once more without kept activations if these take too much memory. Raises: as torch."""
+        budget = budget_of(self.policy)
+        try:
+            return self._minibatch(step, k)
+        except torch.OutOfMemoryError:
+            if self.passes.world.size > 1 or budget is None or not budget.give_up():
+                raise
+        log.warning(
+            "step %d: out of memory, so layers keep nothing from now on; mini-batch %d again", step.number, k + 1
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        reshard(self.policy)
+        torch.cuda.empty_cache()
+        return self._minibatch(step, k)
 
     def _minibatch(self, step: Step, k: int) -> MinibatchResult:
         """One optimizer step over the groups of mini-batch k."""

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 
+from bapo.config.learner import LearnerConfig
 from learner.distributed.sharding import decoder_layers
-from learner.model.layers import _Kept, checkpoints_activations, compiles_layers
+from learner.model.layers import (
+    LayerOptions,
+    _Kept,
+    budget_of,
+    checkpoints_activations,
+    compiles_layers,
+    prepare_layers,
+)
 from learner.model.policy import Policy
+from learner.update.update import Updater
 from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy
 
 NUM_LAYERS, INTERMEDIATE_SIZE = 2, 128
@@ -136,3 +146,71 @@ def test_layers_are_compiled_on_gpus_where_there_is_a_compiler(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: compiler)
     assert compiles_layers(setting, torch.device(device), adapted=adapted) is want
+
+
+@pytest.fixture
+def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of 100 GB: 30 are free, torch has 50, of which 45 were in use at the peak."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30e9, 100e9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50e9)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 45e9)
+
+
+def on_one_gpu(model_path: Path, tmp_path: Path) -> tuple[Updater, Policy]:
+    """What a GPU would have, computed here."""
+    config = learner_config(model_path, learner={"microbatch_tokens": 4096}, loss={"ratio_mode": "direct"})
+    policy = tiny_policy(config)
+    options = LayerOptions.of(config.learner, torch.device("cuda"))
+    assert (options.recompute, options.keep_bytes) == (True, None)
+    prepare_layers(policy, replace(options, compiled=False))
+    return make_updater(config, policy, tmp_path), policy
+
+
+@pytest.mark.usefixtures("gpu_memory")
+def test_on_one_gpu_layers_keep_what_two_steps_have_left_free(model_path: Path, tmp_path: Path) -> None:
+    updater, policy = on_one_gpu(model_path, tmp_path)
+    with counted_calls(policy) as calls:
+        computed = []
+        for step in (1, 2, 3):
+            updater.run(random_batch(num_groups=3, step=step))
+            computed.append(len(calls))
+            calls.clear()
+    assert computed == [4, 4, 2], "both layers twice, twice, and once"
+    budget = budget_of(policy)
+    assert budget is not None
+    assert budget._limit == 27_000_000_000  # 30 + 50 - 45, less 8 for the reserve
+
+
+@pytest.mark.usefixtures("gpu_memory")
+def test_after_an_out_of_memory_error_layers_keep_nothing_and_the_step_is_the_same(
+    model_path: Path, tmp_path: Path
+) -> None:
+    results = []
+    for fails in (False, True):
+        updater, policy = on_one_gpu(model_path, tmp_path)
+        for step in (1, 2):
+            updater.run(random_batch(num_groups=3, step=step))
+        handle = policy.register_full_backward_pre_hook(out_of_memory_once()) if fails else None
+        results.append(updater.run(random_batch(num_groups=3, step=3)).minibatches)
+        budget = budget_of(policy)
+        assert budget is not None
+        assert (budget._limit == 0) is fails
+        if handle is not None:
+            handle.remove()
+    assert results[0] == results[1]
+
+
+def out_of_memory_once() -> Callable[..., None]:
+    failures = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def hook(*_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    return hook
+
+
+def test_several_ranks_keep_nothing_unless_they_are_told() -> None:
+    several = LearnerConfig(num_ranks=2)
+    assert LayerOptions.of(several, torch.device("cuda")).keep_bytes == 0
+    assert LayerOptions.of(LearnerConfig(num_ranks=2, activation_gib=1.0), torch.device("cuda")).keep_bytes == 1 << 30
