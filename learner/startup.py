@@ -376,11 +376,8 @@ def _advice(learner: LearnerConfig) -> list[str]:
     """Settings that reduce memory, cheapest first."""
     now = learner.gradient_checkpointing
     recompute = [] if now is True else [f"learner.gradient_checkpointing = true (now {str(now).lower()})"]
-    keeps = (
-        []
-        if learner.activation_gib in (0.0, "auto")
-        else [f"a smaller learner.activation_gib (now {learner.activation_gib:g})"]
-    )
+    kept = learner.activation_gib
+    keeps = [] if kept in (0.0, "auto") else [f"a smaller learner.activation_gib (now {kept})"]
     return [
         *recompute,
         *keeps,

@@ -137,15 +137,15 @@ class ActivationBudget:
         self._measured_tokens = 0
 
     def measure(self, device: torch.device) -> None:
-        """After a step: once the peak is known, with the optimizer's moments in it, keep what is free beside it."""
+        """After a step: once the peak is known, with the optimizer's moments in it, keep what is free then."""
         if not self._steps_to_measure:
             return
         self._steps_to_measure -= 1
         if not self._steps_to_measure:
             free, total = torch.cuda.mem_get_info(device)
-            beside_peak = free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-            self._limit = max(0, int(beside_peak - RESERVE_SHARE * total))
-            log.info("layers keep up to %.1f GiB of activations: free beside the peak", self._limit / GIB)
+            at_peak = free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+            self._limit = max(0, int(at_peak - RESERVE_SHARE * total))
+            log.info("layers keep up to %.1f GiB of activations: what is free at the peak", self._limit / GIB)
 
     def give_up(self) -> bool:
         """After an out-of-memory error: keep nothing any more. Returns: whether anything was kept before."""
