@@ -28,11 +28,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from bapo.config.tree import LoraConfig
 from learner.batch.packed_attention import NAME as PACKED
 from learner.distributed.sharding import shard
 from learner.distributed.world import World
 from learner.model import logprobs
 from learner.model.layers import LayerOptions, prepare_layers
+from learner.model.loading import cast_frozen
+from learner.model.lora import add_adapters, trained_parameters
 from learner.model.policy import Policy, sequence_microbatch
 
 CPU = torch.device("cpu")
@@ -76,20 +79,33 @@ SHAPES = (
 )
 
 
-def peak_bytes(shape: Shape, num_ranks: int, *, recompute: bool = True, tokens: int = MICROBATCH_TOKENS) -> float:
-    """Of a rank that trains the whole model in bfloat16, by the line through two small models."""
+def peak_bytes(
+    shape: Shape,
+    num_ranks: int,
+    *,
+    recompute: bool = True,
+    tokens: int = MICROBATCH_TOKENS,
+    lora: LoraConfig | None = None,
+) -> float:
+    """Of a rank that trains the model, or an adapter, in bfloat16, by the line through two small models."""
     few, more = (
-        traced_bytes(shape, num_layers, num_ranks, recompute=recompute, tokens=tokens) for num_layers in (FEW, MORE)
+        traced_bytes(shape, num_layers, num_ranks, recompute=recompute, tokens=tokens, lora=lora)
+        for num_layers in (FEW, MORE)
     )
     return few + (more - few) * (shape.num_layers - FEW) / (MORE - FEW)
 
 
-def traced_bytes(shape: Shape, num_layers: int, num_ranks: int, *, recompute: bool, tokens: int) -> int:
+def traced_bytes(
+    shape: Shape, num_layers: int, num_ranks: int, *, recompute: bool, tokens: int, lora: LoraConfig | None = None
+) -> int:
     """Of a rank, traced with this number of layers."""
     with _ranks(num_ranks) as world, _products_of_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(
             shape.config(num_layers), dtype=torch.float32, attn_implementation=PACKED
         )
+        if lora is not None:
+            add_adapters(model, lora, seed=0, base=shape.name)
+            cast_frozen(model, torch.bfloat16)
         policy = Policy(model, chunk_tokens=CHUNK_TOKENS, dtype=torch.bfloat16).eval()
         prepare_layers(policy, LayerOptions(recompute=recompute))
         shard(policy, world, torch.bfloat16)
@@ -99,7 +115,7 @@ def traced_bytes(shape: Shape, num_layers: int, num_ranks: int, *, recompute: bo
             for _ in range(2):
                 policy(micro)[0].sum().backward()
                 tracker.reset_mod_stats()
-        moments = sum(8 * parameter.to_local().numel() for parameter in policy.parameters())  # type: ignore[attr-defined]
+        moments = sum(8 * parameter.to_local().numel() for parameter in trained_parameters(policy))  # type: ignore[attr-defined]
         return int(tracker.get_tracker_snapshot("peak")[CPU]["Total"]) + moments
 
 

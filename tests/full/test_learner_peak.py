@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import Qwen3Config
 
+from benchmarks import one_card
 from benchmarks.learner_peak import GIB, PAGE, RANKS, SHAPES, Shape, peak_bytes, traced_bytes
 
 
@@ -44,3 +45,11 @@ def test_more_activations_are_kept_without_recomputation() -> None:
     ]
     per_unit = (kept[1] - kept[0]) / 2 / (8192 * 4096)
     assert 40 < per_unit < 60
+
+
+@pytest.mark.parametrize("name", ["1.7B", "8B"])
+def test_the_page_has_what_fits_on_one_card(name: str) -> None:
+    [row] = [line.split("|") for line in one_card.PAGE.read_text().splitlines() if line.startswith(f"| Qwen3-{name} |")]
+    found = [one_card.learner_gb(name, None), one_card.learner_gb(name, one_card.LORA), one_card.worker_gb(name)]
+    again = "write it with `python -m benchmarks.one_card --write`"
+    assert [float(cell) for cell in row[2:5]] == pytest.approx(found, abs=0.06), again
