@@ -13,7 +13,7 @@ Backward recomputes the logits of each chunk, with gradients g (of log pi) and e
 
 Logits are float32 also where the products' inputs are bfloat16: rounded to bfloat16, logits of 16 to 32 would be
 multiples of 0.125. Values over the vocabulary are read and written as rarely as torch's fused kernels allow, because
-for small models these passes take as long as the products.
+for small models these passes take as long as the products; on a GPU by kernels of our own (`head_kernels.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.model import head_kernels
 from learner.model.cpu_matmul import product
 
 NEVER = -1e30
@@ -70,19 +71,24 @@ class _ChunkedHead(torch.autograd.Function):
         logprobs_M = hidden_MD.new_empty(len(target_M), dtype=torch.float32)
         entropy_M = torch.full_like(logprobs_M, torch.nan)
         head = head_VD.to(compute_dtype)
+        logz_M = torch.empty_like(logprobs_M) if head_kernels.are_usable(hidden_MD.device) else None
         for span in _chunks(len(target_M), chunk_tokens):
-            log_p_CV = _logits(hidden_MD[span], head, temperature, excluded).log_softmax(-1)
-            logprobs_M[span] = log_p_CV.gather(1, target_M[span, None]).squeeze(1)
-            if with_entropy:
-                entropy_M[span] = -log_p_CV.exp().mul_(log_p_CV).sum(-1)
-        ctx.save_for_backward(hidden_MD, head_VD, target_M, entropy_M)
+            logits_CV = _logits(hidden_MD[span], head, temperature, excluded)
+            entropy_C: Tensor | None
+            if logz_M is not None:
+                logprobs_M[span], entropy_C, logz_M[span] = head_kernels.statistics(logits_CV, target_M[span])
+            else:
+                logprobs_M[span], entropy_C = _statistics(logits_CV, target_M[span], with_entropy=with_entropy)
+            if with_entropy and entropy_C is not None:
+                entropy_M[span] = entropy_C
+        ctx.save_for_backward(hidden_MD, head_VD, target_M, entropy_M, logz_M)
         ctx.settings = (temperature, chunk_tokens, compute_dtype, excluded)
         ctx.set_materialize_grads(False)
         return logprobs_M, entropy_M
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_M: Tensor | None, grad_entropy_M: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_MD, head_VD, target_M, entropy_M = ctx.saved_tensors
+        hidden_MD, head_VD, target_M, entropy_M, logz_M = ctx.saved_tensors
         temperature, chunk_tokens, compute_dtype, excluded = ctx.settings
         if grad_logprobs_M is None:
             grad_logprobs_M = torch.zeros_like(entropy_M)
@@ -95,21 +101,38 @@ class _ChunkedHead(torch.autograd.Function):
         for span in _chunks(len(target_M), chunk_tokens):
             logits_CV = _logits(hidden_MD[span], head, temperature, excluded)
             grad_C = grad_logprobs_M[span] / temperature
-            if grad_entropy_M is None:
-                grad_logits_CV = logits_CV.softmax(-1).mul_(-grad_C[:, None])
+            grad_entropy_C = None if grad_entropy_M is None else grad_entropy_M[span] / temperature
+            given = (target_M[span], entropy_M[span], grad_C, grad_entropy_C)
+            if logz_M is not None:
+                scaled_CV = head_kernels.gradient(logits_CV, logz_M[span], *given, compute_dtype)
             else:
-                grad_entropy_C = grad_entropy_M[span] / temperature
-                log_p_CV = logits_CV.log_softmax(-1)
-                slope_CV = log_p_CV.mul(-grad_entropy_C[:, None])
-                slope_CV.sub_((grad_C + grad_entropy_C * entropy_M[span])[:, None])
-                grad_logits_CV = slope_CV.mul_(log_p_CV.exp_())
-            grad_logits_CV.scatter_add_(1, target_M[span, None], grad_C[:, None])
-            scaled_CV = grad_logits_CV.to(compute_dtype)
+                scaled_CV = _gradient(logits_CV, *given).to(compute_dtype)
             grad_hidden_MD[span] = product(scaled_CV, head.T).to(hidden_MD.dtype)
             if grad_head_VD is not None:
                 grad_head_VD += _exact_product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T)
         grad_head = None if grad_head_VD is None else grad_head_VD.to(head_VD.dtype)
         return grad_hidden_MD, grad_head, None, None, None, None, None, None
+
+
+def _statistics(logits_CV: Tensor, target_C: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """log pi(target) and the entropy, [C]."""
+    log_p_CV = logits_CV.log_softmax(-1)
+    logprob_C = log_p_CV.gather(1, target_C[:, None]).squeeze(1)
+    return logprob_C, -log_p_CV.exp().mul_(log_p_CV).sum(-1) if with_entropy else None
+
+
+def _gradient(
+    logits_CV: Tensor, target_C: Tensor, entropy_C: Tensor, grad_C: Tensor, grad_entropy_C: Tensor | None
+) -> Tensor:
+    """dL / dlogits, [C, V] float32."""
+    if grad_entropy_C is None:
+        grad_logits_CV = logits_CV.softmax(-1).mul_(-grad_C[:, None])
+    else:
+        log_p_CV = logits_CV.log_softmax(-1)
+        slope_CV = log_p_CV.mul(-grad_entropy_C[:, None])
+        slope_CV.sub_((grad_C + grad_entropy_C * entropy_C)[:, None])
+        grad_logits_CV = slope_CV.mul_(log_p_CV.exp_())
+    return grad_logits_CV.scatter_add_(1, target_C[:, None], grad_C[:, None])
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float, excluded: Tensor | None) -> Tensor:

@@ -57,6 +57,7 @@ def graph() -> grimp.ImportGraph:
 OPTIONAL = {
     ("* *", "contrib"): "methods and tasks, found by name: all images copy them, and they import what the core imports",
     ("* *", "datasets"): "a data set of the Hub; files need none, and the error says what to install",
+    ("* *", "triton"): "comes with torch for CUDA; imported on GPUs alone",
     ("* *", "reasoning_gym"): "a task with a requirement file of its own",
     ("* *", "wandb mlflow tensorboardX trackio"): "trackers have a requirement file of their own, and say so",
     ("bapo-buffer *", "pyarrow"): "readers and writers of records: the buffer service itself calls none of them",
