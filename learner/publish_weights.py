@@ -94,6 +94,9 @@ class WeightPublisher:
         self._canary_tokens = canary_tokens(config, policy.sampled_tokens)
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._lora = config.model.lora
+        self._metadata: Mapping[str, str] = {}
+        if self._lora is not None and world.leads:  # of the base model that was loaded, whatever its files become
+            self._metadata = metadata_of(self._lora, base_digest(config.model.path))
         self._sender = None if fleet is None else make_sender(config, fleet, policy.device)
         self._singly = converts_singly(policy.model)
         """Else the weights are converted when they are written, all together."""
@@ -212,11 +215,10 @@ class WeightPublisher:
                         self._received.set()
             path = self._path(version)
             with self._writing:
-                metadata = self._metadata()
                 with watch.phase("write"), storing(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     tensors = self._copy if self._singly else file_tensors(self._policy.model, self._copy)
-                    write_weights(tensors, path, metadata)
+                    write_weights(tensors, path, self._metadata)
                 with watch.phase("digest"):
                     update = self._update(version, path, canary)
             with watch.phase("send"):
@@ -228,9 +230,6 @@ class WeightPublisher:
             log.info("published version=%d %s", version, " ".join(f"{k}_s={v:.3f}" for k, v in watch.seconds.items()))
         finally:
             self._received.set()
-
-    def _metadata(self) -> Mapping[str, str]:
-        return {} if self._lora is None else metadata_of(self._lora, base_digest(self._config.model.path))
 
     def _update(self, version: int, path: Path, canary: Canary) -> WeightUpdate:
         with storing(path):

@@ -314,6 +314,25 @@ def test_an_adapter_is_not_merged_into_another_base_model(model_path: Path, tmp_
         export_model(checkpoint, config.model)
 
 
+def test_an_engine_whose_base_model_has_changed_since_the_learner_loaded_it_refuses_the_adapter(
+    model_path: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model_path, tmp_path / "base")
+    config, fleet = lora_config(tmp_path / "base"), FakeFleet()
+    policy = a_trained_policy(config)
+    publisher = WeightPublisher(config=config, policy=policy, world=ALONE, folder=tmp_path / "weights", fleet=fleet)
+    publisher.publish(1)
+    publisher.wait()
+    assert config.model.lora is not None
+    Adapter.open(fleet.updates[-1].path, config.model.path, config.model.lora)
+    file = tmp_path / "base" / "model.safetensors"
+    save_file({name: 1.05 * tensor for name, tensor in load_file(file).items()}, file)
+    publisher.publish(2)
+    publisher.wait()
+    with pytest.raises(WeightMismatchError, match="belongs to a base model of digest"):
+        Adapter.open(fleet.updates[-1].path, config.model.path, config.model.lora)
+
+
 @dataclass
 class FakeSender:
     """What a transfer would send."""
