@@ -45,7 +45,7 @@ class LearnerConfig(Frozen):
     nothing after an out-of-memory error; with several ranks nothing."""
     compile: bool | Literal["auto"] = "auto"
     """Decoder layers by torch.compile (needs a C++ compiler): faster after minutes of compilation. auto: on CUDA, if
-    there is a compiler, without LoRA."""
+    there is a compiler, in runs of more than 20 steps without LoRA."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
     """Tokens whose logits exist at a time."""
     num_ranks: int = Field(1, ge=1)

@@ -53,6 +53,9 @@ class RunConfig(Frozen):
         return self
 
 
+SHORT_STEPS = 20
+
+
 class LoraConfig(Frozen):
     """Low-rank adapters in place of all weights (docs/lora.md): y = x (W + scale B A)^T, and only A and B train.
     Without dropout: with it the learner's log-probs would not be those of the engines."""
@@ -391,6 +394,12 @@ class Config(Frozen):
                 f"set rollout.max_workers = {most}, or lower the limit in [autoscaling]"
             )
         return self
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the run ends before it has won back what compiling for a GPU takes, about a minute each for engine
+        and learner (docs/gpus.md)."""
+        return self.run.num_steps <= SHORT_STEPS
 
     @property
     def groups_per_update(self) -> int:

@@ -125,7 +125,7 @@ def parity(folder: Path, device: str, dtype: str, sampled: list[Group]) -> dict[
     from learner.model.policy import load_policy, sequence_microbatch
 
     world = world_of(device)
-    config = Config.model_validate({"model": {"path": str(folder), "dtype": dtype}})
+    config = Config.model_validate({"model": {"path": str(folder), "dtype": dtype}, "learner": {"compile": False}})
     policy = load_policy(folder, config, world, frozen=True)
     gaps = []
     for group in sampled:

@@ -188,7 +188,8 @@ def _updates(findings: Findings, config: Any, shape: Shape, world: World, *, is_
     else:
         findings.add(mfu=use.mfu)
     if world.device.type == "cuda":
-        group = make_batch(1, shape.vocab, **lengths)  # the events of a whole batch take minutes to sum up
+        # One micro-batch: the events of a whole batch take minutes to sum up.
+        group = make_batch(1, shape.vocab, prompt=512, shortest=shape.longest // 8, longest=shape.longest // 4)
         findings.add(kernels=_kernels(lambda: updater.run(group)))
 
 

@@ -103,7 +103,7 @@ def _fixed(*, tiny: bool) -> list[Item]:
             action=HERE + "head:head",
             options={"model": "tiny" if tiny else "1.7B", "chunks": [64] if tiny else [1024, 4096]},
         ),
-        Item(name="float64", stage="learner", limit_s=180, action=HERE + "learner:float64", options={"model": model}),
+        Item(name="float64", stage="learner", limit_s=300, action=HERE + "learner:float64", options={"model": model}),
     ]
 
 

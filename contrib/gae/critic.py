@@ -87,7 +87,8 @@ def load_critic(config: Config, world: World) -> Critic:
         freeze_vision(model, config.model)
         return Critic(model)
 
-    return load_module(read, build, world=world, dtype=dtype, layers=LayerOptions.of(config.learner, world.device))
+    layers = LayerOptions.of(config.learner, world.device, is_worth_compiling=not config.is_short)
+    return load_module(read, build, world=world, dtype=dtype, layers=layers)
 
 
 class CriticTrainer(UpdateHook):

@@ -55,13 +55,13 @@ class LayerOptions:
 
     @staticmethod
     def of(
-        settings: LearnerConfig, device: torch.device, *, frozen: bool = False, adapted: bool = False
+        settings: LearnerConfig, device: torch.device, *, frozen: bool = False, is_worth_compiling: bool = True
     ) -> LayerOptions:
-        """Options of a model that trains, alone or its adapter, or of a frozen one."""
+        """Options of a model that trains, or of a frozen one."""
         return LayerOptions(
             recompute=not frozen and checkpoints_activations(settings.gradient_checkpointing, device),
             keep_bytes=_keep_bytes(settings, device),
-            compiled=compiles_layers(settings.compile, device, adapted=adapted),
+            compiled=compiles_layers(settings.compile, device, is_worth_it=is_worth_compiling),
         )
 
 
@@ -76,11 +76,11 @@ def _keep_bytes(settings: LearnerConfig, device: torch.device) -> int | None:
     return None if device.type == "cuda" and settings.num_ranks == 1 else 0
 
 
-def compiles_layers(setting: bool | Literal["auto"], device: torch.device, *, adapted: bool) -> bool:
-    """Resolve learner.compile; auto: on CUDA, unless an adapter trains, or no compiler is installed."""
+def compiles_layers(setting: bool | Literal["auto"], device: torch.device, *, is_worth_it: bool) -> bool:
+    """Resolve learner.compile; auto: on CUDA, where it is worth it and a compiler is installed."""
     if setting != "auto":
         return setting
-    if device.type != "cuda" or adapted:
+    if device.type != "cuda" or not is_worth_it:
         return False
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         log.warning("decoder layers are not compiled: no C++ compiler is installed (apt-get install g++)")

@@ -184,7 +184,11 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
         dtype=dtype,
         check=lambda policy: check_head(policy, path, longest=config.rollout.longest_sequence - 1),
         layers=LayerOptions.of(
-            config.learner, world.device, frozen=frozen, adapted=config.model.lora is not None and not frozen
+            config.learner,
+            world.device,
+            frozen=frozen,
+            # Compiled code may round merged weights otherwise than the engines do.
+            is_worth_compiling=not config.is_short and (config.model.lora is None or frozen),
         ),
         frozen=frozen,
     )

@@ -80,9 +80,9 @@ ARGUMENTS_ON_CPUS: Mapping[str, Any] = {
     "kv_cache_memory_bytes": CACHE_BYTES,
 }
 """On GPUs vLLM's defaults apply: compiled, with CUDA graphs and async scheduling."""
-SMALL, SHORT_STEPS = 100_000_000, 20
-"""Parameters of a model, and steps of a run, that are not worth compiling for on a GPU: it took 63 of 77 seconds of an
-engine's start (0.6 B on one H200, docs/gpus.md). Where the gain begins was not measured."""
+SMALL = 100_000_000
+"""Parameters of a model that is not worth compiling for on a GPU: it took 63 of 77 seconds of an engine's start (0.6 B
+on one H200, docs/gpus.md). Where the gain begins was not measured."""
 CANARY_ID = "canary"
 CANARY_PRIORITY = -1
 """Ahead of all other requests, which have 0; responses that vLLM has preempted keep their place among these."""
@@ -344,7 +344,7 @@ def is_worth_compiling(config: Config) -> bool:
     """Whether an engine on a GPU samples for long enough to win back what compilation takes."""
     folder = folder_of(config.model.path)
     parameters = None if folder is None else num_parameters(folder)
-    return config.run.num_steps > SHORT_STEPS and (parameters is None or parameters >= SMALL)
+    return not config.is_short and (parameters is None or parameters >= SMALL)
 
 
 def _sequence(response: CompletionOutput) -> SampledSequence:

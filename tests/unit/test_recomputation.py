@@ -126,26 +126,26 @@ def test_what_a_layer_keeps_is_counted_without_its_weights_and_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "device", "adapted", "compiler", "want"),
+    ("setting", "device", "is_worth_it", "compiler", "want"),
     [
-        ("auto", "cuda", False, "/usr/bin/c++", True),
-        ("auto", "cuda", True, "/usr/bin/c++", False),
-        ("auto", "cuda", False, None, False),
-        ("auto", "cpu", False, "/usr/bin/c++", False),
+        ("auto", "cuda", True, "/usr/bin/c++", True),
+        ("auto", "cuda", False, "/usr/bin/c++", False),
+        ("auto", "cuda", True, None, False),
+        ("auto", "cpu", True, "/usr/bin/c++", False),
         (True, "cpu", False, None, True),
-        (False, "cuda", False, "/usr/bin/c++", False),
+        (False, "cuda", True, "/usr/bin/c++", False),
     ],
 )
 def test_layers_are_compiled_on_gpus_where_there_is_a_compiler(
     setting: bool | Literal["auto"],
     device: str,
-    adapted: bool,
+    is_worth_it: bool,
     compiler: str | None,
     want: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: compiler)
-    assert compiles_layers(setting, torch.device(device), adapted=adapted) is want
+    assert compiles_layers(setting, torch.device(device), is_worth_it=is_worth_it) is want
 
 
 @pytest.fixture
