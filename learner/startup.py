@@ -248,7 +248,7 @@ def agreed_checkpoint(folder: Path, world: World, model: ModelConfig) -> Checkpo
         found = newest_checkpoint(folder)
         if found is not None:
             found.require_adapter_of(model)
-    except BapoError:
+    except (BapoError, OSError):
         with suppress(RuntimeError):  # a lost rank must not hide why this one stops
             world.share(None)
         raise

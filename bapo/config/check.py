@@ -50,7 +50,23 @@ def explain(error: ValidationError, sources: Mapping[Key, str] | None, at: Key =
         sources: key -> layer that set it; None: the layers are not known here.
         at: key of the section that was validated.
     """
-    return [_line({**details, "loc": (*at, *details["loc"])}, sources) for details in error.errors(include_url=False)]
+    found = [{**details, "loc": (*at, *details["loc"])} for details in error.errors(include_url=False)]
+    return [_line(details, sources) for details in _one_per_key(found)]
+
+
+def _one_per_key(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """pydantic has an error for each alternative of a type such as `float | Literal["auto"]`: they are joined."""
+    joined: dict[Key, dict[str, Any]] = {}
+    for details in errors:
+        key = tuple(str(part) for part in details["loc"])
+        is_of_key = dotted(key) in known_keys() or dotted(key[:-1]) not in known_keys()
+        if is_of_key or isinstance(details["loc"][-1], int):  # of a list
+            joined[key] = dict(details)
+        elif (first := joined.get(key[:-1])) is None:
+            joined[key[:-1]] = {**details, "loc": details["loc"][:-1]}
+        else:
+            first["msg"] += f", or {details['msg'][:1].lower()}{details['msg'][1:]}"
+    return list(joined.values())
 
 
 @cache
@@ -130,6 +146,8 @@ def read_section(
 
 
 def _read_table(kind: type[BaseModel], value: Any, key: Key, problems: list[str]) -> Iterator[dict[str, Any]]:
+    if isinstance(value, RawText):
+        value = value.value(of_string_key=False)
     if isinstance(value, Mapping):
         yield dict(read_section(kind, value, key, problems))
     else:
@@ -164,8 +182,10 @@ def _section_of_values(annotation: Any) -> type[BaseModel] | None:
 
 def _kinds(annotation: Any) -> frozenset[Any]:
     """The plain types in an annotation: float | None -> {float, NoneType}."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _kinds(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return frozenset(typing.get_args(annotation))
+        return frozenset().union(*map(_kinds, typing.get_args(annotation)))
     return frozenset({annotation})
 
 

@@ -30,8 +30,8 @@ KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 def check_peft_config(folder: Path, lora: LoraConfig) -> dict[str, Any]:
     """Its content. Raises: ConfigError for an adapter of another kind, rank or scale."""
     try:
-        settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        settings: dict[str, Any] = dict(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"model.adapter: {folder} is not an adapter in PEFT's format: {error}") from error
     if (start := settings.get("init_lora_weights")) not in KEEPS_BASE:
         raise ConfigError(
@@ -63,6 +63,8 @@ def check_peft_layers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> No
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.adapter: {path} cannot be read: {error}") from error
     header.pop("__metadata__", None)
+    if not all(isinstance(each, dict) and "shape" in each for each in header.values()):
+        raise ConfigError(f"model.adapter: {path} is damaged: its header has tensors without a shape")
     ours = {name.split(".")[-2] for name in shapes}
     theirs = {name.split(".lora_")[0].split(".")[-1] for name in header}
     if others := [name for name in ("lm_head", "embed_tokens") if name in theirs]:

@@ -87,6 +87,25 @@ def reshard(module: nn.Module) -> None:
             unit.reshard()
 
 
+def abandon_pass(module: nn.Module) -> None:
+    """Forget a pass that an exception has ended in its middle, so that it can be computed again.
+
+    Otherwise FSDP waits for the end of that pass for ever, and reduces no gradient any more; and gradients that it has
+    not reduced yet would be counted twice. One unit is unsharded at a time: memory is scarce here.
+    """
+    if not isinstance(module, FSDPModule):
+        module.zero_grad(set_to_none=True)
+        return
+    module.reset_iter_state()
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.unshard()
+            unit.zero_grad(set_to_none=True)
+            unit.reshard()
+    module.zero_grad(set_to_none=True)
+    module.reset_iter_state()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor of a possibly sharded one, detached. Collective."""
     tensor = tensor.detach()

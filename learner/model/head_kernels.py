@@ -28,6 +28,7 @@ TOLERANCE = 1e-4
 
 def statistics(logits_CV: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log pi(target), the entropy, and log Z, all [C] float32. `logits_CV`: float32, contiguous."""
+    target_C = target_C.contiguous()
     logprob_C, entropy_C, logz_C = (torch.empty_like(logits_CV[:, 0], dtype=torch.float32) for _ in range(3))
     _kernels().read[(len(logits_CV),)](
         logits_CV, target_C, logprob_C, entropy_C, logz_C, logits_CV.shape[1], logits_CV.stride(0), BLOCK=BLOCK
@@ -50,6 +51,8 @@ def gradient(
         logz_C: log Z of `statistics`.
         grad_entropy_C: None: the loss has no entropy.
     """
+    target_C, grad_logprob_C = target_C.contiguous(), grad_logprob_C.contiguous()
+    grad_entropy_C = None if grad_entropy_C is None else grad_entropy_C.contiguous()
     grad_CV = torch.empty_like(logits_CV, dtype=dtype)
     _kernels().write[(len(logits_CV),)](
         logits_CV, target_C, logz_C, entropy_C, grad_logprob_C,
@@ -75,7 +78,12 @@ def are_usable(device: torch.device) -> bool:
 
 
 def _largest_gap(device: torch.device) -> float:
-    """Between the kernels and torch's autograd, of all results."""
+    """Between the kernels and torch's autograd, of all results. Called in passes with and without gradients."""
+    with torch.enable_grad():
+        return _gap_on(device)
+
+
+def _gap_on(device: torch.device) -> float:
     rng = torch.Generator().manual_seed(0)
     logits_CV = (4 * torch.randn(CHECKED_ROWS, CHECKED_WORDS, generator=rng)).to(device)
     target_C = torch.randint(0, CHECKED_WORDS, (CHECKED_ROWS,), generator=rng).to(device)

@@ -82,7 +82,8 @@ class UpdateHook:
         """Before the first mini-batch."""
 
     def computed(self, step: Step, micro: MicroPass) -> None:
-        """After each forward and backward pass of this rank."""
+        """After each forward and backward pass of this rank; all passes of a mini-batch come again if one of them
+        runs out of memory."""
 
     def after_minibatch(self, step: Step) -> None:
         """After the last pass of each mini-batch, on every rank."""

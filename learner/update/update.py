@@ -24,7 +24,7 @@ from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader, ReadImage
 from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, UpdateReport
 from learner.diagnostics.utilization import Utilization, gpu_events, model_flops, utilization
-from learner.distributed.sharding import reshard, whole
+from learner.distributed.sharding import abandon_pass, whole
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 from learner.losses.objective import Objective
@@ -145,33 +145,43 @@ class Updater:
         """UPDATE: one optimizer step per mini-batch, and what the hooks train."""
         for hook in self.hooks:
             hook.before_passes(step)
-        results = tuple(self._minibatch_that_fits(step, k) for k in range(len(step.inputs.plan)))
+        results = tuple(self._minibatch(step, k) for k in range(len(step.inputs.plan)))
         for hook in self.hooks:
             hook.after_passes(step)
-        if (budget := budget_of(self.policy)) is not None:
+        budget = budget_of(self.policy)
+        if budget is not None and not any(hook.trains_sft for hook in self.hooks):  # whose passes cannot be repeated
             budget.measure(self.passes.world.device)
         for result in results:
             step.facts.update(result.facts)
         return results
 
-    def _minibatch_that_fits(self, step: Step, k: int) -> MinibatchResult:
-        """`_minibatch`, once more without kept activations if these take too much memory. Raises: as torch."""
+    def _minibatch(self, step: Step, k: int) -> MinibatchResult:
+        """One optimizer step over the groups of mini-batch k."""
+        result = self._whole_gradient_that_fits(step, k)
+        inputs, place = step.inputs, f"mini-batch {k + 1} of {len(step.inputs.plan)}"
+        self.passes.refuse_divergence(inputs.batch, inputs.plan[k], place, result.loss, result.grad_norm)
+        self.optimizer.step()
+        if result.stop:
+            raise Stopped(f"asked to stop: step {step.number} stops after {place}")
+        return result
+
+    def _whole_gradient_that_fits(self, step: Step, k: int) -> MinibatchResult:
+        """`_whole_gradient`, once more without kept activations if these take too much memory. Raises: as torch."""
         budget = budget_of(self.policy)
         try:
-            return self._minibatch(step, k)
+            return self._whole_gradient(step, k)
         except torch.OutOfMemoryError:
             if self.passes.world.size > 1 or budget is None or not budget.give_up():
                 raise
         log.warning(
             "step %d: out of memory, so layers keep nothing from now on; mini-batch %d again", step.number, k + 1
         )
-        self.optimizer.zero_grad(set_to_none=True)
-        reshard(self.policy)
         torch.cuda.empty_cache()
-        return self._minibatch(step, k)
+        abandon_pass(self.policy)
+        return self._whole_gradient(step, k)
 
-    def _minibatch(self, step: Step, k: int) -> MinibatchResult:
-        """One optimizer step over the groups of mini-batch k."""
+    def _whole_gradient(self, step: Step, k: int) -> MinibatchResult:
+        """Gradient of mini-batch k in the parameters, clipped."""
         self.optimizer.zero_grad(set_to_none=True)
         inputs, world = step.inputs, self.passes.world
         meter, own_M = Meter(world), torch.zeros_like(inputs.rollout_M)
@@ -187,19 +197,13 @@ class Updater:
         if k == 0:  # the policy still was theta_t
             step.fill_theta_t(inputs.active(k), world.sum(own_M))
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._config.learner.grad_clip)
-        result = meter.result(
+        return meter.result(
             whole(grad_norm),
             num_tokens=int(inputs.columns.lengths_R[inputs.responses(k)].sum()),
             num_active=int(inputs.columns.lengths_R[inputs.active(k)].sum()),
             stop=self._stop.asked,
             facts=objective.loss.facts,
         )
-        place = f"mini-batch {k + 1} of {len(inputs.plan)}"
-        self.passes.refuse_divergence(inputs.batch, inputs.plan[k], place, result.loss, result.grad_norm)
-        self.optimizer.step()
-        if result.stop:
-            raise Stopped(f"asked to stop: step {step.number} stops after {place}")
-        return result
 
     def _gradient(self, step: Step, k: int, objective: Objective, weight_M: Tensor) -> Iterator[MicroPass]:
         """Accumulate the gradient of mini-batch k over this rank's micro-batches: forward, losses, objective, backward.

@@ -334,7 +334,7 @@ def engine_arguments(config: Config, worker_id: str = "", *, on_cpus: bool) -> d
         chosen |= _vllm_vision.ARGUMENTS
     if on_cpus:
         chosen |= ARGUMENTS_ON_CPUS
-    elif not is_worth_compiling(config):
+    elif not is_worth_compiling(config) and "compilation_config" not in rollout.engine_options:
         chosen["enforce_eager"] = True
     chosen |= rollout.engine_options
     return chosen | {"max_num_seqs": seats + 1}  # one for the canary

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from learner.model import head_kernels
 from tests.support.launch import REPOSITORY
 
 
@@ -18,6 +19,7 @@ def test_log_probs_entropies_and_gradients_are_those_of_float64() -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert found["check"] < head_kernels.TOLERANCE, "the check at the start finds the same"
     assert found["logprobs"] < 1e-4, found
     assert found["entropies"] < 1e-4, found
     assert found["hidden"] < 1e-4, found

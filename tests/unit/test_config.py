@@ -358,3 +358,34 @@ def test_a_deterministic_run_refuses_what_depends_on_timing_and_names_the_settin
     assert load_config(["bapo"], alone).run.deterministic
     (problem,) = problems(["bapo"], [*alone, *overrides])
     assert named in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "value", "words"),
+    [
+        ("--model.lora.rnak", "8", "unknown key (did you mean 'model.lora.rank'?)"),
+        ("--model.lora.lora_alpha", "8", "unknown key; use model.lora.alpha"),
+        ("--peft_config.r", "8", "unknown key; use model.lora.rank"),
+        ("--model.lora.targets", "all-linear", 'use "all"'),
+        ("--model.lora", "8", "--model.lora is a section; use model.lora.KEY"),
+        ("--evaluation.splits.chain.num_sample", "3", "did you mean 'evaluation.splits.chain.num_samples'?"),
+        (
+            "--learner.activation_gib",
+            "-1",
+            "--learner.activation_gib = -1: input should be greater than or equal to 0, or",
+        ),
+    ],
+)
+def test_a_mistake_below_an_optional_section_is_named_with_its_remedy(override: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], [override, value])
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_optional_sections_are_read_as_inline_tables_by_key_and_as_null() -> None:
+    config = load_config([], ["--model.lora", "{rank = 4}", "--evaluation.splits.easy", "{num_samples = 3}"])
+    assert config.model.lora is not None
+    assert config.model.lora.rank == 4
+    assert config.evaluation.splits["easy"].num_samples == 3
+    assert load_config([], ["--model.lora.rank", "4", "--model.lora", "null"]).model.lora is None
