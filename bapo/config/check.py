@@ -59,14 +59,25 @@ def _one_per_key(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     joined: dict[Key, dict[str, Any]] = {}
     for details in errors:
         key = tuple(str(part) for part in details["loc"])
-        is_of_key = dotted(key) in known_keys() or dotted(key[:-1]) not in known_keys()
-        if is_of_key or isinstance(details["loc"][-1], int):  # of a list
+        if not _has_alternatives(key[:-1]):
             joined[key] = dict(details)
         elif (first := joined.get(key[:-1])) is None:
             joined[key[:-1]] = {**details, "loc": details["loc"][:-1]}
         else:
             first["msg"] += f", or {details['msg'][:1].lower()}{details['msg'][1:]}"
     return list(joined.values())
+
+
+def _has_alternatives(key: Key) -> bool:
+    """Whether the setting of this key has one of several types, besides null."""
+    section: type[BaseModel] | None = Config
+    annotation: Any = None
+    for name in key:
+        if section is None or name not in section.model_fields:
+            return False
+        annotation = section.model_fields[name].annotation
+        section = section_of(annotation)
+    return len(_kinds(annotation) - {types.NoneType}) > 1
 
 
 @cache
