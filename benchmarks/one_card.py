@@ -28,6 +28,8 @@ MICROBATCH_TOKENS = 8192
 CACHED_TOKENS = 65_536
 """In the KV cache: 16 responses of 4,096 tokens, as few as keep a GPU busy."""
 CONTEXTS_GB = 4.0
+FILLED = 0.95
+"""Of a card, at most: the allocator leaves holes."""
 MODELS: Mapping[str, Size] = {
     **{name: SIZES[name] for name in ("0.6B", "1.7B", "4B", "8B")},
     "14B": Size(layers=40, width=5120, mlp=17_408, heads=40, tied=False),
@@ -75,7 +77,7 @@ def table() -> str:
 
 
 def _with_card(gb: float) -> str:
-    card = next((card for card in CARDS_GB if gb <= card), None)
+    card = next((card for card in CARDS_GB if gb <= FILLED * card), None)
     return f"{gb:.0f}: {'more than one GPU' if card is None else f'a card of {card}'}"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from learner.model.layers import LayerOptions, prepare_layers
@@ -32,6 +35,14 @@ def test_compiled_layers_give_the_same_losses_with_one_set_of_graphs_and_break_a
     assert all("packed_attention" in reason for reason in counters["graph_break"])
 
 
+@pytest.fixture
+def own_process_group() -> Iterator[None]:
+    """What FSDP makes of this process ends with the test."""
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("own_process_group")
 def test_inductor_compiles_one_set_of_graphs_for_all_lengths_and_passes_in_bfloat16(
     model_path: Path, tmp_path: Path
 ) -> None:
