@@ -13,7 +13,7 @@ Not counted: fragmentation, NCCL's buffers and CUDA's context.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,21 +157,21 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def written(page: str, found: str) -> str:
-    """The page with this table."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{found}\n\n{END}{rest.partition(END)[2]}"
+def print_or_write(table: Callable[[], str], page: Path, begin: str, description: str | None) -> None:
+    """The command of a benchmark that has a table in a page.
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    Args:
+        begin: the line of the page before it.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"into {page.name}")
     args = parser.parse_args()
     found = table()
     print(found)
     if args.write:
-        PAGE.write_text(written(PAGE.read_text(), found))
+        before, _, rest = page.read_text().partition(begin)
+        page.write_text(f"{before}{begin}\n\n{found}\n\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
-    main()
+    print_or_write(table, PAGE, BEGIN, __doc__)

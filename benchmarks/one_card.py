@@ -8,7 +8,6 @@ worker's weights and KV cache are sums, and `CONTEXTS_GB` stands for what CUDA a
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from bapo.config.tree import LoraConfig
 from benchmarks.gpu.models import SHAPES as SIZES
 from benchmarks.gpu.models import Shape as Size
-from benchmarks.learner_peak import Shape, peak_bytes
+from benchmarks.learner_peak import Shape, peak_bytes, print_or_write
 
 PAGE = Path(__file__).parent.parent / "docs" / "gpus.md"
-BEGIN, END = "<!-- python -m benchmarks.one_card --write -->", "<!-- end -->"
+BEGIN = "<!-- python -m benchmarks.one_card --write -->"
 LORA = LoraConfig(rank=32, alpha=64.0)
 CARDS_GB = (24, 48, 80, 141)
 MICROBATCH_TOKENS = 8192
@@ -81,16 +80,5 @@ def _with_card(gb: float) -> str:
     return f"{gb:.0f}: {'more than one GPU' if card is None else f'a card of {card}'}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
-    args = parser.parse_args()
-    found = table()
-    print(found)
-    if args.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{rest.partition(END)[2]}")
-
-
 if __name__ == "__main__":
-    main()
+    print_or_write(table, PAGE, BEGIN, __doc__)

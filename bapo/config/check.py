@@ -56,16 +56,18 @@ def explain(error: ValidationError, sources: Mapping[Key, str] | None, at: Key =
 
 def _one_per_key(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """pydantic has an error for each alternative of a type such as `float | Literal["auto"]`: they are joined."""
+    found: list[Mapping[str, Any]] = []
     joined: dict[Key, dict[str, Any]] = {}
     for details in errors:
-        key = tuple(str(part) for part in details["loc"])
-        if not _has_alternatives(key[:-1]):
-            joined[key] = dict(details)
-        elif (first := joined.get(key[:-1])) is None:
-            joined[key[:-1]] = {**details, "loc": details["loc"][:-1]}
-        else:
+        key = tuple(str(part) for part in details["loc"][:-1])
+        if not _has_alternatives(key):
+            found.append(details)
+        elif (first := joined.get(key)) is not None:
             first["msg"] += f", or {details['msg'][:1].lower()}{details['msg'][1:]}"
-    return list(joined.values())
+        else:
+            joined[key] = {**details, "loc": details["loc"][:-1]}
+            found.append(joined[key])
+    return found
 
 
 def _has_alternatives(key: Key) -> bool:
@@ -146,7 +148,7 @@ def read_section(
                 yield name, None
             else:
                 yield from ((name, read) for read in _read_table(kind, value, key, problems))
-        elif isinstance(value, Mapping) and (kind := _section_of_values(field.annotation)) is not None:
+        elif isinstance(value, Mapping) and (kind := section_of_values(field.annotation)) is not None:
             tables = ((each, _read_table(kind, inner, (*key, each), problems)) for each, inner in value.items())
             yield name, {each: read for each, found in tables for read in found}
         else:
@@ -185,7 +187,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return next(filter(is_section, (annotation, *_kinds(annotation))), None)
 
 
-def _section_of_values(annotation: Any) -> type[BaseModel] | None:
+def section_of_values(annotation: Any) -> type[BaseModel] | None:
     """The section of `dict[str, Section]`."""
     found = next(filter(is_section, typing.get_args(annotation)), None)
     return found if typing.get_origin(annotation) is dict else None

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bapo.algorithms.methods import KINDS
-from bapo.config.check import is_section, shown
+from bapo.config.check import is_section, section_of, section_of_values, shown
 from bapo.config.names import NAMES
 from bapo.config.preset_list import PRESET_GROUPS
 from bapo.config.tree import Config
@@ -93,10 +93,10 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield from _rows(section)
     yield ""
     for key, field in section.model_fields.items():
-        for kind in (field.annotation, *typing.get_args(field.annotation)):  # `Section | None`, dict[str, Section]
-            if is_section(kind):
-                in_dict = typing.get_origin(field.annotation) is dict
-                yield from _section(f"{name}.{key}{'.NAME' if in_dict else ''}", kind)
+        if (kind := section_of(field.annotation)) is not None:
+            yield from _section(f"{name}.{key}", kind)
+        elif (kind := section_of_values(field.annotation)) is not None:
+            yield from _section(f"{name}.{key}.NAME", kind)
 
 
 def _rows(section: type[BaseModel]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -54,6 +54,7 @@ class RunConfig(Frozen):
 
 
 SHORT_STEPS = 20
+TargetGroup = Literal["all", "attention", "mlp"]
 
 
 class LoraConfig(Frozen):
@@ -66,7 +67,7 @@ class LoraConfig(Frozen):
     """The scale is alpha / r."""
     rslora: bool = False
     """The scale is alpha / sqrt(r) (rank-stabilized LoRA, Kalajdzievski 2023)."""
-    targets: Literal["all", "attention", "mlp"] | Annotated[list[str], Field(min_length=1)] = "all"
+    targets: TargetGroup | Annotated[list[str], Field(min_length=1)] = "all"
     """Linear layers of the decoder that are adapted: `attention` (`q_proj`, `k_proj`, `v_proj`, `o_proj`), `mlp`
     (`gate_proj`, `up_proj`, `down_proj`), `all` of both, or a list of names such as `["q_proj", "v_proj"]`. Never
     embeddings, the head or a vision tower."""
@@ -74,7 +75,7 @@ class LoraConfig(Frozen):
     @field_validator("targets", mode="before")
     @classmethod
     def is_group_or_list(cls, targets: object) -> object:
-        if isinstance(targets, str) and targets not in ("all", "attention", "mlp"):
+        if isinstance(targets, str) and targets not in get_args(TargetGroup):
             instead = '"all"' if targets == "all-linear" else f'"all", "attention", "mlp" or a list: ["{targets}"]'
             raise ValueError(f'"{targets}" is not a group of layers; use {instead}')
         return targets

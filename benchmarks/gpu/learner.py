@@ -144,7 +144,7 @@ def update(
     learner: dict[str, Any] | None = None,
     lora: dict[str, Any] | None = None,
 ) -> None:
-    """Two updates of a batch of 32 long responses after one that warms up: tokens/s, MFU, peak memory, kernels.
+    """Two updates of a batch of 32 long responses after three that warm up: tokens/s, MFU, peak memory, kernels.
 
     A model that does not fit is a result: the figure `out_of_memory` has the learner's advice.
     """

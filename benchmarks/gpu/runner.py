@@ -60,7 +60,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "4B-lora": {"lora": {"rank": 32, "alpha": 64.0}},
     "8B-lora": {"lora": {"rank": 32, "alpha": 64.0}},
 }
-"""SIZE-NAME -> settings to compare with the defaults, which compile the layers on a GPU and recompute activations."""
+"""SIZE-NAME -> settings to compare with the defaults, which compile the layers on a GPU and keep what fits."""
 
 
 def items(size: str) -> list[Item]:

@@ -77,13 +77,9 @@ def are_usable(device: torch.device) -> bool:
     return gap <= TOLERANCE
 
 
+@torch.enable_grad()
 def _largest_gap(device: torch.device) -> float:
     """Between the kernels and torch's autograd, of all results. Called in passes with and without gradients."""
-    with torch.enable_grad():
-        return _gap_on(device)
-
-
-def _gap_on(device: torch.device) -> float:
     rng = torch.Generator().manual_seed(0)
     logits_CV = (4 * torch.randn(CHECKED_ROWS, CHECKED_WORDS, generator=rng)).to(device)
     target_C = torch.randint(0, CHECKED_WORDS, (CHECKED_ROWS,), generator=rng).to(device)
