@@ -75,28 +75,38 @@ def serve_buffer(connection: Connection) -> None:
         connection.send(sum(len(group.token_ids) for group in buffer.groups.values()))
 
 
-def requests_of(prompts: list[Prompt], group_size: int, name: str) -> list[RolloutRequest]:
-    """One fresh request per prompt."""
+def requests_of(
+    prompts: list[Prompt], group_size: int, name: str, *, longest: list[int] | None = None
+) -> list[RolloutRequest]:
+    """One request per prompt: fresh, or an evaluation whose responses have at most `longest` tokens."""
     return [
         RolloutRequest(
             request_id=f"{name}-{i:04d}",
             prompt=prompt,
             group_size=group_size,
-            purpose=Purpose.FRESH,
+            purpose=Purpose.EVALUATE if longest else Purpose.FRESH,
+            label=name if longest else "",
             step=1,
             min_version=1,
+            max_response_tokens=longest[i] if longest else None,
         )
         for i, prompt in enumerate(prompts)
     ]
 
 
-def bare(engine: Any, sampling: Any, prompts: list[list[int]], group_size: int) -> int:
+def spread(num: int, longest: int) -> list[int]:
+    """Limits from a quarter of `longest` to all of it: random weights never end a response, so that otherwise all
+    responses would end in one step, and neither would refill its engine."""
+    return [max(1, longest * (1 + i % 4) // 4) for i in range(num)]
+
+
+def bare(engine: Any, sampling: Any, prompts: list[list[int]], group_size: int, longest: list[int]) -> int:
     """Plain vLLM: all prompts at once, steps until they are done."""
     from vllm import TokensPrompt
 
     for i, token_ids in enumerate(prompts):
         params = sampling.clone()
-        params.n = group_size
+        params.n, params.max_tokens = group_size, longest[i]
         engine.add_request(f"bare-{i}", TokensPrompt(prompt_token_ids=token_ids), params)
     num_tokens = 0
     while engine.has_unfinished_requests():
@@ -160,14 +170,15 @@ def compare(engine: vllm.VllmEngine, config: Config, args: argparse.Namespace) -
     url = ours_end.recv()
     prompts = list(load_task("countdown", {"num_train": args.groups}).prompts("train"))
     llm, sampling, tokenizer = engine._engine, engine._sampling.clone(), engine._engine.get_tokenizer()
-    sampling.max_tokens = config.rollout.max_response_tokens
     token_ids = [tokenizer.encode(prompt.text) for prompt in prompts]
-    size = config.algorithm.group_size
-    bare(llm, sampling, token_ids[:32], size)  # the first batch of a process is slow
+    size, longest = config.algorithm.group_size, [config.rollout.max_response_tokens] * args.groups
+    if args.spread:
+        longest = spread(args.groups, config.rollout.max_response_tokens)
+    bare(llm, sampling, token_ids[:32], size, longest)  # the first batch of a process is slow
     rounds: dict[str, list[Round]] = {"bare": [], "worker": []}
     for i in range(args.rounds):
-        rounds["bare"].append(timed(lambda: bare(llm, sampling, token_ids, size)))
-        requests = requests_of(prompts, size, f"round-{i}")
+        rounds["bare"].append(timed(lambda: bare(llm, sampling, token_ids, size, longest)))
+        requests = requests_of(prompts, size, f"round-{i}", longest=longest)
         rounds["worker"].append(through_worker(config, Kept(engine), url, ours_end, requests))  # type: ignore[arg-type]
         print(*(f"{name} {measured[-1].tokens_per_s:.0f} tok/s" for name, measured in rounds.items()), flush=True)
     ours_end.send(None)
@@ -201,6 +212,7 @@ def main() -> None:
     parser.add_argument("--model", default="models/countdown-tiny")
     parser.add_argument("--groups", type=int, default=192, help="groups per round: six times what is in flight")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--spread", action="store_true", help="limits of a quarter to all of --max-tokens")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -49,11 +49,16 @@ def main() -> int:
     unknown = set(args.stages) - set(STAGES)
     if unknown:
         parser.error(f"unknown stage {', '.join(sorted(unknown))}")
+    names = [item.name for item in items(args.size)]
+    if absent := set(args.only or ()) - set(names):
+        parser.error(f"unknown item {', '.join(sorted(absent))} with --size {args.size}; known: {', '.join(names)}")
     chosen = [
         item
         for item in items(args.size)
         if (not args.stages or item.stage in args.stages) and (not args.only or item.name in args.only)
     ]
+    if not chosen:
+        parser.error(f"none of these items is in {', '.join(args.stages)}")
     records = run_all(chosen, args.device, args.out.resolve(), args.budget_s)
     print(f"\n{args.out / 'result.json'}", *map(line, records), sep="\n")
     return 1 if any(record["status"] in ("failed", "timed out") for record in records) else 0

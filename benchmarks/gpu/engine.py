@@ -75,7 +75,7 @@ def _measure(
     findings.add(versions_in_flight=sorted(versions))
     second = calls.finish(requests_of(prompts[:4], size, "second"))
     flags = argparse.Namespace(
-        model=str(findings.work / "v1"), groups=groups, max_tokens=longest, rounds=1 if tiny else 2
+        model=str(findings.work / "v1"), groups=3 * groups, max_tokens=longest, spread=True, rounds=1 if tiny else 2
     )
     result = compare(sampler, config, flags)
     sampler.close()
