@@ -30,7 +30,7 @@ from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Group, GroupResult, Origin, Prompt, Purpose, Timing
 from bapo.runtime.metrics.server import Telemetry
-from learner.batch.packing import columns_of
+from learner.batch.columns import columns_of
 from learner.diagnostics.gauges import show_divergences
 from learner.diagnostics.off_policy_alarm import alarm_of
 from learner.diagnostics.step_report import UpdateReport, metrics_row

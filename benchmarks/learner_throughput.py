@@ -31,8 +31,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Group, Origin, Prompt, Purpose, Timing
+from learner.batch.columns import columns_of
+from learner.batch.microbatch import MicroBatch
 from learner.batch.packed_attention import NAME as PACKED
-from learner.batch.packing import MicroBatch, columns_of, microbatches_of, minibatches
+from learner.batch.packing import microbatches_of, minibatches
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.model.cpu_matmul import use_onednn

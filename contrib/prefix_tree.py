@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bapo.core.errors import ConfigError
 from bapo.core.types import Group
 from learner.advantages.formulas import gae
 
@@ -22,6 +23,8 @@ Float64s = NDArray[np.float64]
 
 def tree_credit(group: Group, rewards: Float64s, *, gae_lambda: float) -> Float64s:
     """[T] sum_l lambda^l delta_{t+l} of each token; `rewards`: [G]."""
+    if group.turns is not None:  # equal tokens after different tool outputs are different states
+        raise ConfigError("advantages by shared prefixes (tempo, tree) need responses of one turn, not episodes")
     ends = np.cumsum(group.lengths)
     values_M = np.concatenate(prefix_values(np.split(group.token_ids, ends[:-1]), rewards))
     reward_M = np.zeros(len(group.token_ids))

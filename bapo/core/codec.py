@@ -1,7 +1,7 @@
 """Values as msgpack: groups, batches, prompts, requests and results, each mapped here and nowhere else.
 
     group frame   header: everything that a rule needs (ids, rewards, versions, lengths)
-                  body:   prompt ids i32 [P], then the columns of `PER_TOKEN` [T], little-endian
+                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], little-endian
     batch frame   header: numbers, origins, results, and items that are not one whole group (`bapo.core.batch_items`)
                   body:   the frames of its groups, in order
 
@@ -41,6 +41,8 @@ from bapo.core.frames import (
 )
 from bapo.core.json_values import from_map
 from bapo.core.token_arrays import require_spans
+from bapo.core.turns import COLUMNS as TURN_COLUMNS
+from bapo.core.turns import require_turns
 from bapo.core.types import (
     PER_TOKEN,
     PROMPT_ID,
@@ -72,9 +74,12 @@ def pack_group(group: Group) -> bytes:
         outcomes=_bytes(group.outcomes, "u1"),
         versions_i4=_bytes(group.versions, "<i4"),
         spans_i4=msgspec.UNSET if group.spans is None else _bytes(group.spans, "<i4"),
+        turns_i4=msgspec.UNSET if group.turns is None else _bytes(group.turns, "<i4"),
     )
     body = [_bytes(group.prompt_token_ids, "<i4")]
     body += [_bytes(getattr(group, name), kind) for name, kind in PER_TOKEN.items()]
+    if group.context_ids is not None:
+        body.append(_bytes(group.context_ids, "<i4"))
     return b"".join([frame_start(KIND_GROUP, header, sum(map(len, body))), *body])
 
 
@@ -170,6 +175,8 @@ def unpack_group(frame: bytes | memoryview) -> Group:
         outcomes=np.frombuffer(header.outcomes, np.uint8),
         versions=_pairs(header.versions_i4),
         spans=None if header.spans_i4 is msgspec.UNSET else _pairs(header.spans_i4),
+        turns=header.turns,
+        context_ids=None if header.turns is None else np.frombuffer(body, _I4, header.num_context, start),
     )
 
 
@@ -223,8 +230,8 @@ def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:
     return np.ascontiguousarray(array, dtype=wanted).tobytes()
 
 
-_STORED_AS = {"group_id": "id", "worker_id": "worker"} | {
-    f"{name}_{kind}": name for name, kind in (("lengths", "i4"), ("rewards", "f4"), ("versions", "i4"), ("spans", "i4"))
+_STORED_AS = {"group_id": "id", "worker_id": "worker", "rewards_f4": "rewards"} | {
+    f"{name}_i4": name for name in ("lengths", "versions", "spans", "turns")
 }
 
 
@@ -250,6 +257,8 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     timing: Timing
     spans_i4: bytes | msgspec.UnsetType = msgspec.UNSET
     """[S, 2], only when several policy versions sampled a response."""
+    turns_i4: bytes | msgspec.UnsetType = msgspec.UNSET
+    """[U, 4], only when a response has several turns."""
 
     # For G entries numpy's calls cost more than what they do.
 
@@ -270,6 +279,16 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def num_tokens(self) -> int:
         """Sampled tokens of all responses."""
         return sum(self.lengths)
+
+    @property
+    def turns(self) -> np.ndarray[Any, Any] | None:
+        """[U, 4] `Group.turns`."""
+        return None if self.turns_i4 is msgspec.UNSET else np.frombuffer(self.turns_i4, _I4).reshape(-1, TURN_COLUMNS)
+
+    @property
+    def num_context(self) -> int:
+        """Context tokens of all turns."""
+        return 0 if self.turns is None else int(self.turns[:, 2].sum(dtype=np.int64))
 
     @property
     def policy_version(self) -> int:
@@ -300,6 +319,9 @@ def _checked_header(packed: memoryview, num_body_bytes: int) -> GroupHeader:
     sizes = [len(header.lengths_i4), len(header.rewards_f4), size, len(header.versions_i4)]
     if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
         raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses", Refusal.SHAPE)
+    if header.turns_i4 is not msgspec.UNSET and len(header.turns_i4) % (4 * TURN_COLUMNS):
+        message = f"group {header.group_id}: turns of {len(header.turns_i4)} bytes are not rows of {TURN_COLUMNS}"
+        raise ContractError(message, Refusal.SHAPE)
     _require_plausible(header, num_body_bytes)
     if header.spans_i4 is not msgspec.UNSET:
         if len(header.spans_i4) % 8:
@@ -316,7 +338,10 @@ def _require_plausible(header: GroupHeader, num_body_bytes: int) -> None:
     versions, num_tokens = header.versions, sum(lengths)
     if min(lengths) < 1 or header.num_prompt < 0:
         raise ContractError(f"{where}: a response or the prompt has a negative or zero length", Refusal.SHAPE)
-    if num_body_bytes != 4 * header.num_prompt + _TOKEN_BYTES * num_tokens:
+    if (turns := header.turns) is not None:
+        has_prompt = header.num_prompt > 0
+        require_turns(header.group_id, turns, header.num_context, lengths, has_prompt=has_prompt)
+    if num_body_bytes != 4 * (header.num_prompt + header.num_context) + _TOKEN_BYTES * num_tokens:
         raise ContractError(f"{where}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
     # A NaN may hide from min and max, but not from a sum.
     are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0

@@ -17,6 +17,7 @@ import numpy as np
 
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.token_arrays import Float32s, Int32s, pairs_of, runs_of
+from bapo.core.turns import Turns, table_of, turns_of
 from bapo.core.types import PER_TOKEN, Group, Outcome
 
 
@@ -33,6 +34,8 @@ class SampledSequence:
     outcome: Outcome = Outcome.GRADED
     text: str | None = None
     """For the reward function; None: what the tokenizer decodes without special tokens."""
+    turns: Turns | None = None
+    """Where its tokens stand in an episode; None: one turn after the prompt."""
 
     @property
     def truncated(self) -> bool:
@@ -64,12 +67,15 @@ def group_columns(sequences: Sequence[SampledSequence]) -> dict[str, Any]:
     if len(versions_T) != lengths.sum():
         raise ContractError(f"versions of {len(versions_T)} tokens for {lengths.sum()}", Refusal.VERSIONS)
     versions = pairs_of(versions_T, lengths)
+    turns, context_ids = table_of([(sequence.turns, len(sequence.token_ids)) for sequence in sequences])
     return {
         **{name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in PER_TOKEN},
         "lengths": lengths,
         "outcomes": np.array([sequence.outcome for sequence in sequences], np.uint8),
         "versions": versions,
         "spans": None if np.array_equal(versions[:, 0], versions[:, 1]) else runs_of(versions_T),
+        "turns": turns,
+        "context_ids": context_ids,
     }
 
 
@@ -86,4 +92,9 @@ def sequences_of(group: Group, rows: Iterable[int] | None = None) -> Iterator[Sa
             **{name: getattr(group, name)[span] for name in PER_TOKEN},
             versions=versions_T[span],
             outcome=Outcome(int(group.outcomes[row])),
+            turns=(
+                None
+                if group.turns is None or group.context_ids is None
+                else turns_of(group.turns, group.context_ids, row)
+            ),
         )

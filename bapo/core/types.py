@@ -22,6 +22,7 @@ from bapo.core.call_limits import MAX_RESPONSES
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.json_values import require_plain
 from bapo.core.token_arrays import Float32s, Int32s, require_spans, require_tokens, versions_of
+from bapo.core.turns import require_turns
 
 
 class Purpose(StrEnum):
@@ -204,6 +205,11 @@ class Group:
     spans: Int32s | None = None
     """[S, 2] runs (tokens, policy version) over the T tokens; None: no response was sampled by more than one version,
     or its worker did not say which token by which."""
+    turns: Int32s | None = None
+    """[U, 4] (response, parent, context tokens, sampled tokens) of each turn (`bapo.core.turns`); None: every response
+    is one turn after the prompt."""
+    context_ids: Int32s | None = None
+    """[C] context tokens of the turns, turn after turn; None without turns."""
 
     def __post_init__(self) -> None:
         self._require_columns()
@@ -224,6 +230,16 @@ class Group:
         require_tokens(self.group_id, self.prompt_token_ids, self.rollout_logprobs[:0])
         if self.spans is not None:
             require_spans(self.group_id, self.spans, self.lengths, self.versions)
+        self._require_turns()
+
+    def _require_turns(self) -> None:
+        if (self.turns is None) != (self.context_ids is None):
+            raise ContractError(f"group {self.group_id}: turns and their context belong together", Refusal.SHAPE)
+        if self.turns is not None and self.context_ids is not None:
+            require_tokens(self.group_id, self.context_ids, self.rollout_logprobs[:0])
+            has_prompt = len(self.prompt_token_ids) > 0
+            lengths = self.lengths.tolist()
+            require_turns(self.group_id, self.turns, len(self.context_ids), lengths, has_prompt=has_prompt)
 
     def _require_columns(self) -> None:
         for name in _COLUMNS:

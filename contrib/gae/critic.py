@@ -23,7 +23,7 @@ from bapo.core.errors import ConfigError
 from contrib.gae.advantage import Gae
 from learner.advantages.formulas import gae, whitened
 from learner.advantages.of_batch import entry_factor, shaped_rewards
-from learner.batch.packing import MicroBatch
+from learner.batch.microbatch import MicroBatch
 from learner.distributed.shard_files import (
     MODEL,
     OPTIMIZER,

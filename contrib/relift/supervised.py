@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from contrib.relift.composer import Relift
-from learner.batch.packing import MicroBatch, minibatches
+from learner.batch.microbatch import MicroBatch
+from learner.batch.packing import minibatches
 from learner.distributed.shard_files import StoredShards, load_optimizer, optimizer_state
 from learner.model.lora import trained_parameters
 from learner.update.hooks import Given, UpdateHook

@@ -19,7 +19,7 @@ from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt
 from bapo.runtime.run_directory.responses import TokenRow
 from bapo.tasks.base import Task, extract_of
 from bapo.tasks.registry import task_of
-from learner.batch.packing import token_spans
+from learner.batch.columns import token_spans
 from learner.diagnostics.step_report import Float32s, TokenValues
 
 log = logging.getLogger(__name__)

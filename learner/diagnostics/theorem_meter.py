@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import Batch, Origin
-from learner.batch.packing import Columns
+from learner.batch.columns import Columns
 from learner.diagnostics.divergences import (
     MAX_LOG_RATIO,
     Divergences,

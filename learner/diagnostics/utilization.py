@@ -23,9 +23,10 @@ from typing import Protocol, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bapo.runtime.metrics.learner import GPU_PHASES
-from learner.batch.packing import Columns, Int64s
+from learner.batch.columns import Columns, Int64s
 from learner.distributed.world import World
 from learner.model.policy import Policy
 
@@ -126,13 +127,22 @@ class ModelFlops:
     def of(self, columns: Columns, responses: Int64s) -> float:
         """Over these responses and the prompts of their groups."""
         groups = columns.group_R[responses]
-        prompt_R = np.array([len(columns.prompts_E[group]) for group in groups], dtype=np.float64)
         prompt_E = np.array([len(columns.prompts_E[group]) for group in np.unique(groups)], dtype=np.float64)
-        computed_R = columns.lengths_R[responses] - 1.0  # nothing is predicted from the last token
-        tokens = prompt_E.sum() + computed_R.sum()
-        attended = (prompt_E * (prompt_E + 1) / 2).sum() + (computed_R * (prompt_R + (computed_R + 1) / 2)).sum()
+        before_S, computed_S = _turns(columns, responses)
+        tokens = prompt_E.sum() + computed_S.sum()
+        attended = (prompt_E * (prompt_E + 1) / 2).sum() + (computed_S * (before_S + (computed_S + 1) / 2)).sum()
         predictions = float(columns.lengths_R[responses].sum())
         return float(tokens * self.per_token + attended * self.per_attended + predictions * self.per_prediction)
+
+
+def _turns(columns: Columns, responses: Int64s) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """[S], [S]: tokens before each turn of these responses, and tokens of the turn that a pass computes."""
+    before, computed = [np.zeros(0)], [np.zeros(0)]
+    for response in responses.tolist():
+        turns = columns.turns_of(response)
+        before.append(turns.offsets(len(columns.prompts_E[columns.group_R[response]])).astype(np.float64))
+        computed.append(turns.num_computed.astype(np.float64))
+    return np.concatenate(before), np.concatenate(computed)
 
 
 def model_flops(policy: Policy) -> ModelFlops:

@@ -16,8 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bapo.config.tree import ModelConfig
 from bapo.core.errors import ConfigError
+from learner.batch.microbatch import MicroBatch
 from learner.batch.packed_attention import NAME as PACKED
-from learner.batch.packing import MicroBatch, PassCost
+from learner.batch.packing import PassCost
 from learner.model.lora import adapted_layers
 
 PLAIN = "sdpa"

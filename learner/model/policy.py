@@ -29,8 +29,8 @@ from transformers import (
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.vision import Patches, VisionModel, vision_model
+from learner.batch.microbatch import MicroBatch, packed_images, rows_of
 from learner.batch.packed_attention import pack_rows
-from learner.batch.packing import MicroBatch, packed_images, rows_of
 from learner.distributed.world import World
 from learner.model.backbone import PLAIN, attention, freeze_vision, hidden_states, reads_images
 from learner.model.layers import LayerOptions

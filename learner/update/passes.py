@@ -13,7 +13,9 @@ from bapo.core.codec import pack_batch
 from bapo.core.errors import DivergenceError, StorageError
 from bapo.core.types import Batch
 from bapo.runtime.run_directory.layout import RunDirectory
-from learner.batch.packing import TOKENS_ONLY, Int64s, MicroBatch, PassCost, microbatches_of
+from learner.batch.columns import Int64s
+from learner.batch.microbatch import MicroBatch
+from learner.batch.packing import TOKENS_ONLY, PassCost, microbatches_of
 from learner.distributed.sharding import whole
 from learner.distributed.world import World
 from learner.update.step import StepInputs

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bapo.core.types import Origin
 from learner.advantages.of_batch import entry_factor
-from learner.batch.packing import Columns, Int64s
+from learner.batch.columns import Columns, Int64s
 from learner.diagnostics.divergences import effective_share
 from learner.update.hooks import Given, UpdateHook
 from learner.update.step import Step, StepInputs

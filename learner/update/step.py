@@ -41,7 +41,9 @@ from bapo.core.types import Batch
 from bapo.runtime.vision import ImageReader
 from learner.advantages.base import load_advantage
 from learner.advantages.of_batch import token_advantages
-from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of, token_spans
+from learner.batch.columns import Columns, Int64s, columns_of, token_spans
+from learner.batch.microbatch import rows_of
+from learner.batch.packing import minibatches
 from learner.losses.base import Rows, TokenInputs
 from learner.losses.objective import importance_weight, token_weights
 

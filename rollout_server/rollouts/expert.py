@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,9 +59,9 @@ class WithExpert:
         except Exception as error:  # tokenizers raise anything; this group fails alone
             raise NoExpertError(f"the expert's text has no tokens: {type(error).__name__}: {error}") from error
         # Not sampled by a policy, so every other column is 0, as LUFFY's log pi_phi.
-        columns = {name: np.zeros(len(token_ids), kind) for name, kind in PER_TOKEN.items()} | {"token_ids": token_ids}
+        columns: dict[str, Any] = {name: np.zeros(len(token_ids), kind) for name, kind in PER_TOKEN.items()}
         return SampledSequence(
-            **columns,
+            **columns | {"token_ids": token_ids},
             versions=np.full(len(token_ids), version, np.int32),
             outcome=Outcome.EXPERT,
             text=text,

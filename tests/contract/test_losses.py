@@ -15,7 +15,8 @@ import torch
 from bapo.algorithms.methods import LOSS
 from bapo.config.tree import Config
 from bapo.core.types import Batch
-from learner.batch.packing import minibatches, rows_of
+from learner.batch.microbatch import rows_of
+from learner.batch.packing import minibatches
 from learner.losses.base import PolicyLoss, TokenInputs, load_loss
 from learner.losses.objective import Objective
 from learner.model.policy import Policy

@@ -20,7 +20,7 @@ from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.advantages.of_batch import row_advantages
-from learner.batch.packing import columns_of
+from learner.batch.columns import columns_of
 from tests.support.learner import make_updater, random_batch, tiny_policy, with_experts, with_supervised
 
 PRESETS = preset_names()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bapo.config.objective import LossConfig
-from learner.batch.packing import rows_of
+from learner.batch.microbatch import rows_of
 from learner.losses.base import TokenInputs
 from learner.losses.objective import Objective, TokenLosses, token_weights
 from tests.support.learner import CPU

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 
 from bapo.core.errors import ContractError
 from bapo.core.types import Batch, BatchEntry, Origin
-from learner.batch.packing import (
-    TOKENS_ONLY,
-    Columns,
-    PassCost,
-    Piece,
-    build,
-    columns_of,
-    microbatches_of,
-    minibatches,
-    plan_passes,
-)
+from learner.batch.columns import Columns, columns_of
+from learner.batch.microbatch import Piece, build
+from learner.batch.packing import TOKENS_ONLY, PassCost, microbatches_of, minibatches, plan_passes
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import CPU, learner_config, random_batch
 

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from contrib.gae.critic import load_critic
-from learner.batch.packing import columns_of, microbatches_of
+from learner.batch.columns import columns_of
+from learner.batch.packing import microbatches_of
 from learner.distributed.shard_files import optimizer_state
 from learner.model.logprobs import response_logprobs
 from learner.model.policy import Policy

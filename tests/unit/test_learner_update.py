@@ -24,6 +24,7 @@ from learner.model.policy import Policy
 from learner.update.reference import Reference
 from learner.update.step import policy_shares, step_inputs
 from learner.update.update import Updater
+from tests.support.episodes import forked, histories_of, with_turns
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_groups
 from tests.support.tiny_model import perturb
@@ -34,16 +35,19 @@ def plain_model(path: Path) -> PreTrainedModel:
 
 
 def plain_logprobs(model: PreTrainedModel, batch: Batch) -> list[list[torch.Tensor]]:
-    """[group][response] log-probs and entropies [2, T], one ordinary forward pass per response."""
+    """[group][response] log-probs and entropies [2, T], one ordinary forward pass per turn."""
     found = []
     for entry in batch.entries:
-        group, prompt = [], entry.group.prompt_token_ids.tolist()
-        for response in sequences_of(entry.group):
-            ids = torch.tensor([prompt + response.token_ids.tolist()])
-            logp = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-            chosen = logp.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
-            group.append(torch.stack((chosen, -(logp.exp() * logp).sum(-1))))
-        found.append(group)
+        rows = []
+        for row in range(entry.group.size):
+            turns = []
+            for history, sampled in histories_of(entry.group, row):
+                ids = torch.tensor([history + sampled])
+                logp = model(ids).logits[0, len(history) - 1 : -1].log_softmax(-1)
+                chosen = logp.gather(1, ids[0, len(history) :, None]).squeeze(1)
+                turns.append(torch.stack((chosen, -(logp.exp() * logp).sum(-1))))
+            rows.append(torch.cat(turns, dim=1))
+        found.append(rows)
     return found
 
 
@@ -89,19 +93,33 @@ def plain_losses(
     return losses
 
 
+@torch.no_grad()
+def sampled_by(model: PreTrainedModel, batch: Batch) -> Batch:
+    """The same tokens, with log-probs that differ a little from those of the model."""
+    rng, entries = np.random.default_rng(0), []
+    for entry, rows in zip(batch.entries, plain_logprobs(model, batch), strict=True):
+        logprobs = torch.cat([row[0] for row in rows]).numpy()
+        noisy = np.minimum(logprobs + rng.normal(0, 0.1, len(logprobs)), 0).astype(np.float32)
+        group = dataclasses.replace(entry.group, rollout_logprobs=noisy)
+        entries.append(dataclasses.replace(entry, group=group))
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
 def assert_same_weights(policy: Policy, model: PreTrainedModel, atol: float = 2e-5) -> None:
     for name, expected in model.named_parameters():
         torch.testing.assert_close(dict(policy.model.named_parameters())[name], expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize(
     ("mode", "anchors"), [("decoupled", "theta_t"), ("official", "theta_t"), ("direct", "rollout")]
 )
-def test_a_step_is_the_plain_step(mode: str, anchors: str, model_path: Path, tmp_path: Path) -> None:
+def test_a_step_is_the_plain_step(mode: str, anchors: str, turns: bool, model_path: Path, tmp_path: Path) -> None:
     loss = {"ratio_mode": mode, "kl_coef": 0.1, "entropy_coef": 0.01}
     # A small lr, because AdamW turns gradients that are pure rounding error into whole steps.
     config = learner_config(model_path, loss=loss, learner={"lr": 1e-4})
     batch = random_batch(plain_model(model_path))
+    batch = sampled_by(plain_model(model_path), with_turns(batch)) if turns else batch
     want, model = plain_step(config, model_path, [batch], anchors)
     policy = tiny_policy(config)
     report = make_updater(config, policy, tmp_path).run(batch)
@@ -125,6 +143,18 @@ def test_losses_and_weights_do_not_depend_on_the_token_budget(
     assert losses[0] == pytest.approx(losses[2], abs=1e-5)
     assert losses[1] == pytest.approx(losses[2], abs=1e-5)
     assert_same_weights(policies[0], policies[2].model)
+
+
+def test_histories_that_fork_change_neither_losses_nor_gradients(model_path: Path, tmp_path: Path) -> None:
+    merged = sampled_by(plain_model(model_path), with_turns(random_batch(), seed=3))
+    for aggregation in ("token_mean", "seq_mean_token_mean"):
+        config = learner_config(model_path, loss={"aggregation": aggregation}, learner={"minibatch_size": 8})
+        one, other = (
+            make_updater(config, tiny_policy(config), tmp_path).run(batch).minibatches[0]
+            for batch in (merged, forked(merged))
+        )
+        assert one.loss == pytest.approx(other.loss, abs=1e-6)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
 
 
 def test_the_gradient_does_not_depend_on_the_order_of_groups(model_path: Path, tmp_path: Path) -> None:

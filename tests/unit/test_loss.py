@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bapo.config.objective import LossConfig
-from learner.batch.packing import rows_of
+from learner.batch.microbatch import rows_of
 from learner.losses.base import TokenInputs
 from learner.losses.objective import Objective, TokenLosses, importance_weight, is_rev, k1, k2, k3, token_weights
 from learner.losses.ratios import clipped_surrogate, dual_clipped

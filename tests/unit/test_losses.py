@@ -11,7 +11,7 @@ import torch
 
 from contrib.luffy.loss import shaped_probability
 from learner.advantages.formulas import group_advantages
-from learner.batch.packing import rows_of
+from learner.batch.microbatch import rows_of
 from learner.losses.base import TokenInputs
 from learner.losses.objective import Objective, importance_weight, token_weights
 from learner.losses.ratios import geometric_ratio, sequence_ratio

@@ -23,8 +23,9 @@ from transformers import (
 
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.sequences import sequences_of
+from learner.batch.columns import columns_of
+from learner.batch.microbatch import Piece, build
 from learner.batch.packed_attention import NARROWEST, pack_rows
-from learner.batch.packing import Piece, build, columns_of
 from learner.model.policy import Policy, check_head
 from tests.support.learner import CPU, learner_config, random_batch
 

@@ -17,7 +17,9 @@ from bapo.core.sequences import sequences_of
 from bapo.core.types import Group, Prompt
 from bapo.runtime.vision import ImageReader, VisionModel, vision_model
 from contrib.gae.critic import load_critic
-from learner.batch.packing import build, columns_of, microbatches_of, plan_passes
+from learner.batch.columns import columns_of
+from learner.batch.microbatch import build
+from learner.batch.packing import microbatches_of, plan_passes
 from learner.canary import make_canary
 from learner.distributed.world import World
 from learner.model.policy import Policy, load_policy

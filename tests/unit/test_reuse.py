@@ -14,7 +14,7 @@ import torch
 
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Group, Origin
-from learner.batch.packing import columns_of
+from learner.batch.columns import columns_of
 from learner.update.reuse import group_ess, response_log_weights, reused_groups, reused_responses, weigh_reused
 from learner.update.step import GenerationMemory, Step, StepInputs, step_inputs
 from tests.support.factories import make_batch, make_group

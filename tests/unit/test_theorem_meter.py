@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group, Origin
-from learner.batch.packing import columns_of, minibatches
+from learner.batch.columns import columns_of
+from learner.batch.packing import minibatches
 from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose, theorem_fields
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy, true_logprobs

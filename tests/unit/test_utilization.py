@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch.packing import columns_of
+from learner.batch.columns import columns_of
 from learner.diagnostics.step_report import Stopwatch
 from learner.diagnostics.utilization import UNKNOWN, ModelFlops, model_flops, peak_tflops, utilization
 from learner.distributed.world import World
