@@ -32,7 +32,8 @@ from bapo.tasks.base import splits_of
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
-from rollout_server.delivery import Delivery, guarded_thread
+from rollout_server.claims import Claims
+from rollout_server.delivery import Delivery
 from rollout_server.engines.base import INITIAL_VERSION, Engine
 from rollout_server.images import ImageSource
 from rollout_server.leases import Leases
@@ -51,14 +52,6 @@ from rollout_server.worker_report import Rate, WorkerCounts, WorkerReport
 
 log = logging.getLogger(__name__)
 
-CLAIM_WAIT_S = 0.5
-"""Long poll of one claim. The worker ends it early when it gets new weights, unless the poll is open at another replica
-of the buffer."""
-RESERVE_SHARE = 0.25
-"""Share of `max_groups_in_flight` that is claimed ahead, so that the engine never waits for a claim."""
-RENEWALS_PER_LEASE = 3
-BUFFER_SILENCE_S = 300.0
-"""A worker whose buffer is down for longer fails."""
 NUM_CHECKED_PROMPTS = 256
 NUM_GRADERS = 2
 """Two, so that one hung verifier does not block the other groups for `task.grading_timeout_s`."""
@@ -102,20 +95,19 @@ class Worker:
         self._grader: GraderPool | None = None
         self._delivery: Delivery | None = None
         self._rollouts: RolloutRunner | None = None
-        self._claiming = threading.Event()
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._claims = Claims(
+            worker_id,
+            buffer,
+            self._leases,
+            limit=config.rollout.max_groups_in_flight,
+            lease_s=config.buffer.lease_s,
+            on_request=self._submit,
+            on_lost=self._lose,
+            on_death=self.died,
+        )
         self._state = "loading"
         self._error: BaseException | None = None
-        self._silent_since: float | None = None
-        """Monotonic time of the first failed call since the last success; None if there is none."""
-        self._has_weights = threading.Event()
-        """Whether the engine has theta_1: with `model.adapter`, the weights of `model.path` are not."""
-        if config.model.adapter is None:
-            self._has_weights.set()
-        self._claimed_version = INITIAL_VERSION
-        """Version that claims ask for: of the weights that are loaded, or that the sampler loads before it submits a
-        request that is claimed from now on."""
         self._update_digest = ""
         self._agreement = Agreement()
         self._transferred: Canary | None = None
@@ -159,11 +151,10 @@ class Worker:
         if self._delivery is None or self._rollouts is None or self._state != "loaded":
             raise UnavailableError(f"{self.worker_id} is {self._state}, must be loaded to begin")
         self._state = "sampling"
-        self._claiming.set()
         self._delivery.start()
         self._rollouts.start()
-        self._start_thread("claim", self._claim_all)
-        self._start_thread("renew", self._renew_all)
+        # With `model.adapter`, the weights of `model.path` are not theta_1.
+        self._claims.start(INITIAL_VERSION if self._config.model.adapter is None else None)
 
     def update_weights(self, update: WeightUpdate) -> float:
         """Replace the weights between two engine steps. Returns: seconds until the engine has verified them.
@@ -180,7 +171,7 @@ class Worker:
             local = self._weights.fetch(update)
             wait_s = _update_wait_s(self._config)
             loading = self._sampler.call(lambda engine: load_verified(engine, local, self._agreement), wait_s=wait_s)
-            self._claim_for(update.version)
+            self._claims.claim_for(update.version)
             self._count_undecided(loading.result())
         except WeightsAbsentError:  # the engine is as it was; a joining worker takes newer weights
             raise
@@ -202,7 +193,7 @@ class Worker:
             return None
         try:
             loading = self._sampler.call(lambda engine: load_verified(engine, transfer, self._agreement))
-            self._claim_for(transfer.version)
+            self._claims.claim_for(transfer.version)
             self._count_undecided(loading.result())
         except BaseException as error:  # re-raised; after half an update it must not sample
             self.died(error)
@@ -237,17 +228,15 @@ class Worker:
         """Stop claiming, finish the groups in flight, then stop; unfinished leases are released."""
         if self._state == "sampling":
             self._state = "draining"
-        self._claiming.clear()
+        self._claims.end()
         self._leases.wait_empty(timeout_s)
         self.stop()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Stop immediately: release the leases, kill the graders."""
-        self._claiming.clear()
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._claims.stop(timeout_s)
         if self._rollouts is not None:
             self._rollouts.stop(max(0.0, deadline - time.monotonic()))
         self._sampler.stop(max(0.0, deadline - time.monotonic()))
@@ -255,7 +244,7 @@ class Worker:
             self._delivery.stop(max(0.0, deadline - time.monotonic()))
         if self._grader is not None:
             self._grader.close()
-        self._release()
+        self._claims.release()
         if self._state != "failed":
             self._state = "stopped"
 
@@ -297,44 +286,8 @@ class Worker:
             log.error("%s failed: %s: %s", self.worker_id, type(error).__name__, error)
         else:
             log.warning("%s is already stopping: %s: %s", self.worker_id, type(error).__name__, error)
-        self._claiming.clear()
+        self._claims.abandon()
         self._stopping.set()
-
-    def _claim_all(self) -> None:
-        limit = self._config.rollout.max_groups_in_flight
-        reserve = max(1, round(limit * RESERVE_SHARE))
-        while self._claiming.is_set():
-            if not self._has_weights.wait(CLAIM_WAIT_S):
-                continue
-            room = self._leases.wait_for_room(
-                max_sampling=limit + reserve, max_held=2 * limit + reserve, min_room=reserve, timeout_s=CLAIM_WAIT_S
-            )
-            if room > 0:
-                # Small claims, so that idle workers share the work.
-                self._claim(min(room, reserve))
-
-    def _claim(self, limit: int) -> None:
-        try:
-            requests = self._buffer.claim(
-                self.worker_id, limit=limit, policy_version=self._claimed_version, wait_s=CLAIM_WAIT_S
-            )
-        except UnavailableError as error:
-            self._wait_for_buffer(error)
-            return
-        self._silent_since = None
-        for request in self._leases.add(requests):
-            self._submit(request)
-
-    def _claim_for(self, version: int) -> None:
-        """Claim what needs the weights that the sampler loads next, without waiting for them: it is submitted after."""
-        self._claimed_version = version
-        self._has_weights.set()
-        if not self._claiming.is_set():
-            return
-        try:
-            self._buffer.end_claim(self.worker_id)
-        except UnavailableError as error:
-            log.debug("the open claim of %s ends by itself: %s", self.worker_id, error)
 
     def _submit(self, request: RolloutRequest) -> None:
         try:
@@ -347,50 +300,10 @@ class Worker:
             assert self._rollouts is not None
             self._rollouts.submit(request)
 
-    def _renew_all(self) -> None:
-        between_s = pause_s = self._config.buffer.lease_s / RENEWALS_PER_LEASE
-        while not self._stopping.wait(pause_s):
-            pause_s = between_s
-            held = self._leases.held()
-            if not held:
-                continue
-            try:
-                kept = set(self._buffer.renew(self.worker_id, list(held)))
-            except UnavailableError as error:
-                self._wait_for_buffer(error)
-                pause_s = 0.0  # retry immediately: after another pause the leases would have expired
-                continue
-            self._silent_since = None
-            for request_id, lease in held.items():
-                if request_id not in kept and self._leases.remove(request_id, lease) is not None:
-                    assert self._rollouts is not None
-                    self._rollouts.cancel(request_id)
-                    self._counts.add("failed/lease_lost")
-                    log.warning("group %s: lease lost, another worker samples it", request_id)
-
-    def _wait_for_buffer(self, error: UnavailableError) -> None:
-        """Pause while the buffer restarts. Raises: UnavailableError after `BUFFER_SILENCE_S`."""
-        # Since the first failure, not the last success: a worker without room rarely calls.
-        since = self._silent_since = self._silent_since or time.monotonic()
-        silent_s = time.monotonic() - since
-        if silent_s > BUFFER_SILENCE_S:
-            raise UnavailableError(f"the buffer service has not responded for {silent_s:.0f} s: {error}") from error
-        log.warning("the buffer service has not responded for %.0f s: %s", silent_s, error)
-        self._stopping.wait(1.0)
-
-    def _release(self) -> None:
-        if len(self._leases) == 0:
-            return
-        try:
-            num = self._buffer.release(self.worker_id)
-            log.info("%s released %d leases", self.worker_id, num)
-        except BapoError as error:
-            log.warning("%s: could not release leases, they will expire: %s", self.worker_id, error)
-
-    def _start_thread(self, name: str, run: Callable[[], None]) -> None:
-        thread = guarded_thread(name, run, self.died)
-        self._threads.append(thread)
-        thread.start()
+    def _lose(self, request_id: str) -> None:
+        assert self._rollouts is not None
+        self._rollouts.cancel(request_id)
+        self._counts.add("failed/lease_lost")
 
 
 def _update_wait_s(config: Config) -> float:

@@ -381,7 +381,7 @@ class CallLog:
 def test_a_worker_that_had_no_reason_to_call_for_long_bears_one_call_that_fails(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_server.worker.BUFFER_SILENCE_S", 0.5)
+    monkeypatch.setattr("rollout_server.claims.BUFFER_SILENCE_S", 0.5)
     buffer = MemoryBuffer(requests(40))
     config = make_config(
         max_groups_in_flight=4, lease_s=3.0, engine_options={"latency_s": 60.0}
