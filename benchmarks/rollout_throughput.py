@@ -29,9 +29,10 @@ from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
 from bapo.transport.buffer_client import BufferClient
+from rollout_server.delivery import NUM_GRADERS
 from rollout_server.engines import vllm
 from rollout_server.engines.base import Engine
-from rollout_server.worker import NUM_GRADERS, Worker
+from rollout_server.worker import Worker
 
 TARGET = 0.9
 POLL_S = 0.002

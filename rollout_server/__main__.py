@@ -24,21 +24,23 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from bapo.config.tree import Config
-from bapo.core.addresses import authority, http_url, is_wildcard
+from bapo.core.addresses import authority, http_url, is_wildcard, reachable
 from bapo.core.errors import BapoError, ConfigError, UnavailableError
 from bapo.core.types import WeightUpdate
-from bapo.runtime.auth.api_tokens import keyring_for, listen_host
+from bapo.runtime.auth.api_tokens import Keyring, keyring_for, listen_host
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags, run_process
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.endpoints import ROLLOUT_SERVER, buffer_url
+from bapo.transport.endpoints import AGENTS, ROLLOUT_SERVER, buffer_url
 from bapo.transport.http_guard import SERVER_SETTINGS
 from bapo.transport.listen import listen
 from rollout_server.api import create_app
 from rollout_server.autoscaling.autoscaler import Autoscaler
 from rollout_server.engines.base import engine_module
+from rollout_server.episodes.engine_calls import ReadyWorker
+from rollout_server.episodes.front import AgentFront
 from rollout_server.fleet import ray_environment
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.fleet.worker_handle import LocalHandle, WorkerHandle, make_worker
@@ -90,6 +92,9 @@ def main(flags: Flags) -> None:
     )  # fmt: skip
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
+    if config.agents is not None:
+        agents_host = listen_host(None, config.agents.host)
+        runner.serve_agents(agents_host, keyring_for("the address of the agents", agents_host, config.security.tokens))
     flags.run.write_port(ROLLOUT_SERVER, int(listener.getsockname()[1]))
     log.info("run=%s listening on %s, buffer=%s", config.run.name, authority(*listener.getsockname()[:2]), url)
     try:
@@ -142,6 +147,29 @@ class Runner:
         self._follower = follower if one_of_several else None
         self.autoscaler = self._make_autoscaler(room=None)
         self._thread = threading.Thread(target=self._live, name="node", daemon=True)
+        self.front: AgentFront | None = None
+
+    def serve_agents(self, host: str, keyring: Keyring | None) -> None:
+        """Let agents call, if the run has any."""
+        settings = self._config.agents
+        if settings is None:
+            return
+        listener = listen(host, settings.port, what="the address of the agents", key="agents.port")
+        port = int(listener.getsockname()[1])
+        self.front = AgentFront(
+            self._config,
+            holder_id=f"{self.fleet.prefix}{AGENTS}",
+            buffer_url=self._url,
+            ready=lambda: [ReadyWorker(*found) for found in self.fleet.ready_workers()],
+            listener=listener,
+            base_url=http_url(reachable(host), port) + "/v1",
+            keyring=keyring,
+            on_death=lambda error: self.fleet.stop_with(
+                error if isinstance(error, BapoError) else BapoError(f"the front of the agents failed: {error!r}")
+            ),
+        )
+        self._run.write_port(AGENTS, port)
+        self.front.start()
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Start; returns immediately. `on_end` is called when the fleet has failed."""
@@ -150,6 +178,8 @@ class Runner:
 
     def stop(self) -> None:
         """Stop all workers and the node."""
+        if self.front is not None:
+            self.front.stop()
         if self._follower:
             self._follower.stop()
         self.fleet.stop()
@@ -209,7 +239,7 @@ class Runner:
 
     def _release_old_leases(self, buffer: BufferClient) -> None:
         """Release the leases of workers from before a restart."""
-        own = re.compile(re.escape(self.fleet.prefix) + r"worker-[0-9]+(\.[0-9]+)?")
+        own = re.compile(re.escape(self.fleet.prefix) + rf"(worker-[0-9]+(\.[0-9]+)?|{AGENTS})")
         try:
             for worker_id, leases in buffer.status().workers.items():
                 if leases.leased and own.fullmatch(worker_id):

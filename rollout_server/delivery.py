@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 Frames = queue.SimpleQueue[tuple[str, bytes] | None]
 
+NUM_GRADERS = 2
+"""Two, so that one hung verifier does not block the other groups for `task.grading_timeout_s`."""
 MAX_FRAMES = 64
 """Frames per push."""
 LINGER_S = 0.1
@@ -139,7 +141,7 @@ class Delivery:
         self._counts.add(f"truncated/{purpose}", sum(sequence.truncated for sequence in sequences))
         began = time.monotonic()
         try:
-            grades = self._grader.grade(request.prompt, [sequence.text or "" for sequence in sequences])
+            grades = self._grades(rollout)
         except GradingError as error:
             self._ungraded(request, error)
             return
@@ -156,6 +158,17 @@ class Delivery:
             return
         log.debug("group %s mu=%.3f tokens=%d", group.group_id, group.mu, len(group.token_ids))
         self._queues[group.purpose is Purpose.FRESH].put((group.group_id, pack_group(group)))
+
+    def _grades(self, rollout: Rollout) -> Grades:
+        """The rewards that responses have already, and those of the verifier. Raises: GradingError."""
+        rewards = np.full(len(rollout.sequences), np.nan) if rollout.rewards is None else np.array(rollout.rewards)
+        ungraded = np.flatnonzero(np.isnan(rewards))
+        if not len(ungraded):
+            return Grades(rewards=rewards.astype(np.float32))
+        texts = [rollout.sequences[row].text or "" for row in ungraded]
+        found = self._grader.grade(rollout.request.prompt, texts)
+        rewards[ungraded] = found.rewards
+        return Grades(rewards=rewards.astype(np.float32), num_busy=found.num_busy)
 
     def _ungraded(self, request: RolloutRequest, error: GradingError) -> None:
         reason = getattr(error, "reason", "error")

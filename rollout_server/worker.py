@@ -32,9 +32,10 @@ from bapo.tasks.base import splits_of
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
+from rollout_server.calls import Calls
 from rollout_server.claims import Claims
-from rollout_server.delivery import Delivery
-from rollout_server.engines.base import INITIAL_VERSION, Engine
+from rollout_server.delivery import NUM_GRADERS, Delivery
+from rollout_server.engines.base import INITIAL_VERSION, Completed, Completion, Engine
 from rollout_server.images import ImageSource
 from rollout_server.leases import Leases
 from rollout_server.rollouts.base import Rollout, RolloutProgram
@@ -53,8 +54,6 @@ from rollout_server.worker_report import Rate, WorkerCounts, WorkerReport
 log = logging.getLogger(__name__)
 
 NUM_CHECKED_PROMPTS = 256
-NUM_GRADERS = 2
-"""Two, so that one hung verifier does not block the other groups for `task.grading_timeout_s`."""
 
 
 class Worker:
@@ -92,6 +91,8 @@ class Worker:
         self._segments = SegmentFiles(segments)
         self._sampler = Sampler(lambda: make_engine(config))
         self._sampler.ended.add_done_callback(self._engine_ended)
+        self.calls = Calls(self._sampler, self._called)
+        """Of agents, whose requests others claim."""
         self._grader: GraderPool | None = None
         self._delivery: Delivery | None = None
         self._rollouts: RolloutRunner | None = None
@@ -153,6 +154,8 @@ class Worker:
         self._state = "sampling"
         self._delivery.start()
         self._rollouts.start()
+        if self._config.agents is not None:  # what is asked for comes by `calls`
+            return
         # With `model.adapter`, the weights of `model.path` are not theta_1.
         self._claims.start(INITIAL_VERSION if self._config.model.adapter is None else None)
 
@@ -248,6 +251,11 @@ class Worker:
         if self._state != "failed":
             self._state = "stopped"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has failed or was stopped."""
+        return self._state in ("failed", "stopped")
+
     def _program(self, tokenization: Tokenization, grader: GraderPool) -> RolloutProgram:
         config, sampler = self._config, self._sampler
         program: RolloutProgram = Single(config, tokenization, sampler)
@@ -265,6 +273,12 @@ class Worker:
         self._rate.add(num_tokens)
         self._counts.add(f"tokens/{lease.request.purpose.value}", num_tokens)
         self._delivery.add(rollout, lease)
+
+    def _called(self, completion: Completion, completed: Completed) -> None:
+        num_tokens = sum(len(sequence.token_ids) for sequence in completed.sequences)
+        self._rate.add(num_tokens)
+        if isinstance(completion.context, RolloutRequest):
+            self._counts.add(f"tokens/{completion.context.purpose.value}", num_tokens)
 
     def _refuse(self, request: RolloutRequest, error: Exception) -> None:
         assert self._delivery is not None  # created before the first claim

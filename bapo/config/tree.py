@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
+from bapo.config.agents import AgentsConfig
 from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
@@ -264,6 +265,7 @@ class Config(Frozen):
     checkpoint: CheckpointConfig = CheckpointConfig()
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    agents: AgentsConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     dashboard: DashboardConfig = DashboardConfig()
@@ -363,6 +365,25 @@ class Config(Frozen):
         return self
 
     @model_validator(mode="after")
+    def agents_fit(self) -> Self:
+        if self.agents is None:
+            return self
+        for what, is_set in (
+            ("rollout.generation_budget", self.rollout.generation_budget is not None),
+            ("algorithm.num_experts", self.algorithm.num_experts > 0),
+            ("run.deterministic", self.run.deterministic),
+        ):
+            if is_set:
+                raise ValueError(f"[agents] with {what}: an episode is sampled call by call; remove one of the two")
+        most = self.agents.max_tokens
+        if most is not None and most > self.learner.microbatch_tokens:
+            raise ValueError(
+                f"agents.max_tokens = {most} is more than learner.microbatch_tokens = "
+                f"{self.learner.microbatch_tokens}, which must hold an episode; raise that, or lower this"
+            )
+        return self
+
+    @model_validator(mode="after")
     def deterministic_runs_wait(self) -> Self:
         """What arrives first must not decide what trains."""
         if not self.run.deterministic:
@@ -428,13 +449,13 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def ports_differ(self) -> Self:
-        sections = ("buffer", "scheduler", "learner", "evaluation", "rollout")
+        sections = ("buffer", "scheduler", "learner", "evaluation", "rollout", "agents")
         owner: dict[int, str] = {}
         for section in sections:
-            port = getattr(self, section).port
+            port: int | None = getattr(getattr(self, section), "port", None)  # a section may be absent
             if port and port in owner:
                 raise ValueError(
                     f"{owner[port]}.port and {section}.port are both {port}; use another port, or 0 for a free one"
                 )
-            owner[port] = section
+            owner[port or 0] = section
         return self

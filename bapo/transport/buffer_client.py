@@ -48,6 +48,7 @@ from bapo.core.codec import (
 )
 from bapo.core.errors import ContractError, DeadlineError, FrameError, FullError, UnavailableError
 from bapo.core.frames import frame_digest, frame_head, split_frames
+from bapo.core.journal import pack_entries, unpack_entries
 from bapo.core.json_values import Json, from_map, to_json, to_map
 from bapo.core.success_counts import SuccessCounts, unpack_kept_state, unpack_packed_list, unpack_success_counts
 from bapo.core.types import Batch, Group, HardPrompt, Progress, Prompt, Purpose, RolloutRequest
@@ -198,6 +199,21 @@ class BufferClient:
     def release(self, worker_id: str) -> int:
         """Return all leases of a dead worker to the queue, without counting an attempt. Returns: how many."""
         return int(self._service.call("POST", "/requests/release", body={"worker_id": worker_id}).json()["released"])
+
+    def append_journal(self, worker_id: str, request_id: str, first: int, entries: Sequence[bytes]) -> tuple[str, int]:
+        """Store the entries `first` and following of a leased request's journal, durably; a repeated call is harmless.
+
+        Returns: `ok`, `not_held` (the worker has no lease of it) or `gap` (they do not follow), and the number of
+            entries of the journal.
+        """
+        query = {"worker_id": worker_id, "first": str(first)}
+        path, body = f"/requests/{quoted(request_id)}/journal", pack_entries(entries)
+        answer = self._service.call("POST", path, body=body, query=query).json()
+        return str(answer["result"]), int(answer["num_entries"])
+
+    def read_journal(self, request_id: str) -> list[bytes]:
+        """The entries of a request's journal, in order."""
+        return unpack_entries(self._service.call("GET", f"/requests/{quoted(request_id)}/journal").body)
 
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Push groups; returns when they are durable in Redis.

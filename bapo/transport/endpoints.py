@@ -18,6 +18,7 @@ PAUSE_S = 0.05
 BUFFER = "buffer_service"
 ROLLOUT_SERVER = "rollout_server"
 DASHBOARD = "dashboard"
+AGENTS = "agents"
 
 
 def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
@@ -30,6 +31,12 @@ def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE
 def rollout_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
     """URL of the rollout server's control API. Raises: DeadlineError when it does not announce its port."""
     return http_url(reachable(config.rollout.host), _port(run, ROLLOUT_SERVER, config.rollout.port, timeout_s))
+
+
+def agents_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
+    """URL that agents call, without `/v1`. Raises: DeadlineError when the rollout server does not announce its port."""
+    assert config.agents is not None
+    return http_url(reachable(config.agents.host), _port(run, AGENTS, config.agents.port, timeout_s))
 
 
 def dashboard_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:

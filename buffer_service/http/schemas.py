@@ -197,6 +197,15 @@ class CommittedAnswer(Body):
     checkpoint_wanted: bool
 
 
+class JournalledAnswer(Body):
+    """What came of an append to a journal."""
+
+    result: str
+    """ok, not_held, or gap: the entries do not follow."""
+    num_entries: int
+    """Of the journal."""
+
+
 class ReleasedAnswer(Body):
     """Number of released leases."""
 

@@ -50,6 +50,8 @@ class Completion:
     """Of the call; None: of the engine."""
     images: tuple[tuple[str, Patches], ...] = ()
     """Digest and patches of each image among the tokens, in order."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a continuation; their tokens are the last of it."""
     context: object = None
     """What it is sampled for: opaque. An engine without a model draws from it."""
 

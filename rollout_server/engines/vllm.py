@@ -148,6 +148,8 @@ class VllmEngine:
         sampling.temperature, sampling.top_p = completion.temperature, completion.top_p
         if completion.seed is not None:
             sampling.seed = completion.seed  # vLLM adds the response's place among the `num`
+        if completion.stop:  # found in the text, so that this call is detokenized
+            sampling.stop, sampling.detokenize = list(completion.stop), True
         self._add(completion.call_id, list(completion.token_ids), sampling, completion.images)
 
     def abort(self, call_id: str) -> None:

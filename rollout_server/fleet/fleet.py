@@ -137,6 +137,12 @@ class Fleet:
             slots = list(self._slots)
         return [slot.status() for slot in slots]
 
+    def ready_workers(self) -> list[tuple[str, int, WorkerHandle]]:
+        """Id, policy version and handle of each worker that samples."""
+        with self._slots_lock:
+            slots = list(self._slots)
+        return [found for slot in slots if (found := slot.ready_worker()) is not None]
+
     def readiness(self) -> str:
         """Empty if at least one worker samples, else the reason."""
         if self.fatal is not None:
@@ -361,6 +367,13 @@ class WorkerSlot:
             num_tokens=report.num_tokens,
             num_failed=report.num_failed,
         )
+
+    def ready_worker(self) -> tuple[str, int, WorkerHandle] | None:
+        """Its worker, while that samples."""
+        handle = self._handle
+        if not self.is_ready or handle is None:
+            return None
+        return self.worker_id, self._report.policy_version, handle
 
     def update_weights(self, update: WeightUpdate) -> float | None:
         """Returns: seconds; None when the worker failed and is being restarted."""

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from bapo.runtime.auth.api_tokens import own_token
 from bapo.runtime.logs import bound_log
 from bapo.runtime.machine import worker_resources, workers_on
 from bapo.runtime.process import LOG_FORMAT, watch_parent
-from rollout_server.engines.base import engine_module
+from rollout_server.calls import Finished
+from rollout_server.engines.base import Completion, engine_module
 from rollout_server.fleet.worker_handle import LOG_TAIL_LINES, WorkerDiedError, make_worker
 from rollout_server.worker_report import WorkerReport
 
@@ -48,6 +49,8 @@ OBJECT_STORE_BYTES = 80 << 20
 NODE_PROCESSES = ("raylet", "gcs_server")
 """Without one of them no actor can start, and Ray waits silently."""
 WATCH_S = 1.0
+COLLECT_TIMEOUT_S = 60.0
+"""Longest time that a collection of calls takes besides its wait: the engine may be loading weights."""
 ACTOR_THREADS = 8
 """Reports must be available while weights are loading or a drain waits."""
 PREFIX, LOCK = "bapo-ray-", "bapo.lock"
@@ -238,6 +241,18 @@ class WorkerActor:
         """Returns: seconds; None if the engine declined."""
         return self._worker.transfer_weights(transfer)
 
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """Begin calls for agents."""
+        self._worker.calls.submit(completions)
+
+    def collect(self, wait_s: float) -> list[Finished]:
+        """Calls that have finished."""
+        return self._worker.calls.collect(wait_s)
+
+    def abort(self, call_ids: Sequence[str]) -> None:
+        """Stop sampling calls."""
+        self._worker.calls.abort(call_ids)
+
     def drain(self, timeout_s: float) -> None:
         """Finish what is in flight, then stop."""
         self._worker.drain(timeout_s)
@@ -291,6 +306,19 @@ class RayHandle:
         """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
         seconds = self._call("transfer_weights", transfer, timeout_s=timeout_s)
         return None if seconds is None else float(seconds)
+
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """Returns immediately."""
+        self._actor.submit.remote(completions)
+
+    def collect(self, wait_s: float) -> list[Finished]:
+        """Raises: WorkerDiedError; TimeoutError."""
+        found: list[Finished] = self._call("collect", wait_s, timeout_s=wait_s + COLLECT_TIMEOUT_S)
+        return found
+
+    def abort(self, call_ids: Sequence[str]) -> None:
+        """Returns immediately."""
+        self._actor.abort.remote(call_ids)
 
     def drain(self, timeout_s: float) -> None:
         """Raises: WorkerDiedError; TimeoutError."""

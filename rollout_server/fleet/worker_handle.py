@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,10 +18,12 @@ from bapo.core.errors import UnavailableError
 from bapo.core.types import WeightTransfer, WeightUpdate
 from bapo.tasks.grading.pool import GraderPool
 from bapo.transport.buffer_client import BufferClient
-from rollout_server.engines.base import engine_module
+from rollout_server.calls import Finished
+from rollout_server.delivery import NUM_GRADERS
+from rollout_server.engines.base import Completion, engine_module
 from rollout_server.images import ImageSource
 from rollout_server.rollouts.segment_files import FOLDER
-from rollout_server.worker import NUM_GRADERS, Worker
+from rollout_server.worker import Worker
 from rollout_server.worker_report import WorkerReport
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,18 @@ class WorkerHandle(Protocol):
 
     def transfer_weights(self, transfer: WeightTransfer, timeout_s: float) -> float | None:
         """Returns: seconds; None if it declined, and samples with its old weights. Raises: as `update_weights`."""
+        ...
+
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """Begin calls for agents; returns immediately, an error shows in `collect`."""
+        ...
+
+    def collect(self, wait_s: float) -> list[Finished]:
+        """Calls that have finished since the last time. Raises: WorkerDiedError, TimeoutError."""
+        ...
+
+    def abort(self, call_ids: Sequence[str]) -> None:
+        """Stop sampling calls; returns immediately."""
         ...
 
     def drain(self, timeout_s: float) -> None:
@@ -136,6 +150,20 @@ class LocalHandle:
     def transfer_weights(self, transfer: WeightTransfer, timeout_s: float) -> float | None:
         """In the calling thread."""
         return self._worker.transfer_weights(transfer)
+
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """To the worker's engine."""
+        self._worker.calls.submit(completions)
+
+    def collect(self, wait_s: float) -> list[Finished]:
+        """Raises: UnavailableError when the worker has stopped."""
+        if self._worker.is_over:
+            raise UnavailableError(f"{self._worker.worker_id} has stopped")
+        return self._worker.calls.collect(wait_s)
+
+    def abort(self, call_ids: Sequence[str]) -> None:
+        """In the worker's engine."""
+        self._worker.calls.abort(call_ids)
 
     def drain(self, timeout_s: float) -> None:
         """In the calling thread."""

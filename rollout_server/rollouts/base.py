@@ -30,6 +30,8 @@ class Rollout:
     """[P] as the engine saw them."""
     sequences: tuple[SampledSequence, ...]
     """G responses."""
+    rewards: tuple[float, ...] | None = None
+    """[G] in [0, 1], of those that have one already, else NaN; None: all are graded from their texts."""
 
     @property
     def newest_version(self) -> int:

@@ -62,6 +62,8 @@ class Role(StrEnum):
     """Enqueue fresh requests and re-evaluations."""
     EVALUATOR = "evaluator"
     """Enqueue and collect evaluations."""
+    AGENT = "agent"
+    """Open episodes and run them; each episode has a key of its own."""
     VIEWER = "viewer"
     """Read metrics and status, but no groups; change nothing."""
     OPERATOR = "operator"

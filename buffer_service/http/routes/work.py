@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Scope
 
 from bapo.core.errors import AccessError
+from bapo.core.journal import pack_entries, unpack_entries
 from bapo.core.json_values import to_map
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Role
@@ -23,6 +24,7 @@ from buffer_service.http.schemas import (
     EnqueueBody,
     FailBody,
     IdsAnswer,
+    JournalledAnswer,
     Name,
     OutcomeAnswer,
     PushedAnswer,
@@ -39,6 +41,9 @@ router = APIRouter(tags=["work"])
 
 MAX_PUSH_BYTES = 64 << 20
 """For the headers of 1,024 groups, which include their prompts."""
+
+MAX_JOURNAL_BYTES = 64 << 20
+"""One turn of 100,000 tokens has 2 MB."""
 
 FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": BINARY, "description": "Concatenated group frames."}}
 
@@ -111,6 +116,29 @@ async def release(body: WorkerBody, here: Here) -> ReleasedAnswer:
     released = await in_thread(here.service.release, body.worker_id)
     here.work.wake()
     return ReleasedAnswer(released=released)
+
+
+@router.post("/requests/{request_id}/journal")
+@allow(Role.WORKER, most_bytes=MAX_JOURNAL_BYTES)
+async def append_journal(
+    request_id: Name,
+    worker_id: Annotated[Name, Query()],
+    first: Annotated[int, Query(ge=0)],
+    body: Annotated[bytes, Body(media_type=OCTETS)],
+    here: Here,
+) -> JournalledAnswer:
+    """Store the entries (a msgpack array of bytes) `first` and following of a leased request's journal. Idempotent;
+    returns once they are in Redis' append-only file."""
+    entries = unpack_entries(body)
+    answer = await in_thread(here.service.store.append_journal, worker_id, request_id, first, entries)
+    return JournalledAnswer(result=answer.result, num_entries=answer.num_entries)
+
+
+@router.get("/requests/{request_id}/journal", response_class=Response, responses={200: {"content": BINARY}})
+@allow(Role.WORKER)
+def read_journal(request_id: Name, here: Here) -> Response:
+    """Return the entries of a request's journal as a msgpack array of bytes."""
+    return Response(pack_entries(here.service.store.read_journal(request_id)), media_type=OCTETS)
 
 
 @router.post("/groups")

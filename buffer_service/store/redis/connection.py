@@ -55,6 +55,7 @@ SURVIVES = frozenset(
         "drop_request",
         "edit_tables",
         "bad_frame",
+        "append_journal",
     }
 )
 """Scripts whose acknowledged effect must be durable. A lost lease, failure or release only costs time."""

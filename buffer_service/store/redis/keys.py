@@ -33,6 +33,7 @@
 | selector       | STRING | last stored selector state; the success counts before it are deleted                      |
 | settings       | STRING | settings shared by every service of the run, as JSON                                      |
 | bad_frames     | HASH   | group id -> problem of its frame                                                          |
+| journals       | HASH   | open request id -> number of entries of its episodes; "id n" -> the n-th, from 0         |
 | group:ID       | STRING | the frame; learners read it                                                               |
 | incoming:N     | STRING | a frame written by a worker before its push; expires if the push never comes              |
 | access         | STRING | password of the users that may only write `incoming:*` or read `group:*`                  |
@@ -73,6 +74,7 @@ INDEX = (
     "success_counts",
     "selector",
     "bad_frames",
+    "journals",
 )
 """Every script declares all of these keys in this order, followed by the frames it accesses."""
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from bapo.core.call_limits import in_parts
 from bapo.core.errors import ContractError, FrameError, Refusal
@@ -81,6 +81,15 @@ FORGET_AFTER_STEPS = 20
 """A finished request is remembered until the newest checkpoint is this many steps after it: until then a late push of
 its group is a `duplicate`, afterwards `unknown`. Requests of an evaluation are remembered until it is deleted. An id
 that a table or a retained batch references is never enqueued again, even if its request is forgotten."""
+
+
+class JournalAnswer(NamedTuple):
+    """What came of an append."""
+
+    result: str
+    """ok, not_held or gap."""
+    num_entries: int
+    """Of the journal; unknown for `not_held`."""
 
 
 class RedisStore:
@@ -157,6 +166,22 @@ class RedisStore:
     def release(self, worker_id: str) -> int:
         """Return all leases of a worker to the queue and forget the worker; returns their number."""
         return int(self._run("release", [worker_id]))
+
+    # -- journals of episodes
+
+    def append_journal(self, worker_id: str, request_id: str, first: int, entries: Sequence[bytes]) -> JournalAnswer:
+        """Store the entries `first` and following of a request's journal; a repeated call stores nothing.
+
+        Returns: `ok`; `not_held` if the worker has no lease of the request; or `gap` and how many entries there are,
+            if these do not follow.
+        """
+        args: list[Arg] = [worker_id, request_id, first, len(entries), *entries]
+        word, *number = self._run("append_journal", args)
+        return JournalAnswer(_text(word), int(number[0]) if number else first + len(entries))
+
+    def read_journal(self, request_id: str) -> list[bytes]:
+        """Entries of a request's journal, in order."""
+        return list(self._run("read_journal", [request_id]))
 
     # -- groups
 

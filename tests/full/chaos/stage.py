@@ -24,7 +24,7 @@ from bapo.config.tree import Config
 from bapo.core.types import Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 from buffer_service.store.redis.keys import Keys
-from rollout_server.worker import NUM_GRADERS
+from rollout_server.delivery import NUM_GRADERS
 from services.launcher.embedded_redis import _socket_path, url_of
 from tests.full.chaos.evidence import Evidence, Stored, read_store
 from tests.full.chaos.faults import ACTOR, GRADER, GUARD, NODE, ROLLOUT_SERVER

@@ -139,6 +139,17 @@ local function requeue(request)
   call('ZADD', K['queue_' .. request.purpose], request.score, request.id)
 end
 
+-- The journal of a request's episodes ends with it.
+local function forget_journals(ids)
+  for i, number in ipairs(hash_values(K.journals, ids)) do
+    if number then
+      local fields = {ids[i]}
+      for n = 0, tonumber(number) - 1 do fields[n + 2] = ids[i] .. ' ' .. n end
+      bulk('HDEL', K.journals, fields)
+    end
+  end
+end
+
 -- Requests of an evaluation expire with its label, not after a number of steps.
 local function settled_at(request, assembled)
   return request.purpose == 'evaluate' and '+inf' or assembled
@@ -158,6 +169,7 @@ local function settle(request)
   call('ZREM', K['queue_' .. request.purpose], request.id)
   call('HDEL', K.live, request.id)
   call('HDEL', K.attempts, request.id)
+  forget_journals({request.id})
   call('ZREM', K.planned, request.id)
   call('ZADD', K.done, settled_at(request, meta('assembled')), request.id)
   count_settled(request)

@@ -93,6 +93,7 @@ local function settle_all(stored_ids)
   end
   bulk('HDEL', K.live, stored_ids)
   bulk('HDEL', K.attempts, stored_ids)
+  forget_journals(stored_ids)
   bulk('ZREM', K.planned, stored_ids)
   bulk('ZADD', K.done, done)
 end

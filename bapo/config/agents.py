@@ -1,0 +1,43 @@
+"""Episodes of agents that call an OpenAI-compatible address (docs/agents.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from bapo.algorithms.settings import MAX_SECONDS, Frozen
+from bapo.core.addresses import bare_host
+
+
+class AgentsConfig(Frozen):
+    """Responses are episodes of an agent: any program that calls the address of the rollout server."""
+
+    rollout: str | None = None
+    """`file.py:function` or `package.module:function`: `async def rollout(client, prompt) -> float | None`, run by the
+    processes of this run; null: only agents outside."""
+    num_processes: int = Field(1, ge=1)
+    """Processes that run `rollout`."""
+    episodes_per_process: int = Field(32, ge=1)
+    """Episodes that one process runs at a time."""
+    host: Annotated[str, AfterValidator(bare_host)] = "127.0.0.1"
+    """The address that agents call."""
+    port: int = Field(8720, ge=0, le=65535)
+    """Its port; 0: a free one."""
+    model_name: str = "policy"
+    """Name of the policy for agents."""
+    tool_call_parser: str | None = "hermes"
+    """vLLM's parser of tool calls, of the model's family; null: none."""
+    reasoning_parser: str | None = None
+    """vLLM's parser of reasoning."""
+    max_turns: int = Field(64, ge=1)
+    """Calls of the model in an episode; a further one is refused."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Context and sampled tokens of an episode, with forks; null: `learner.microbatch_tokens`, which must hold it."""
+    with_answers: bool = True
+    """Send agents the columns of a prompt that its reward reads, which an environment may need. Agents are trusted with
+    them; the model sees what the agent tells it."""
+    lease_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
+    """An episode whose agent neither calls nor reports for this long begins again."""
+    max_attempts: int = Field(3, ge=1)
+    """Attempts at an episode before its group is dropped."""

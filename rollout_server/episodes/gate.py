@@ -1,0 +1,155 @@
+"""What a call of an agent meets before vLLM's routes: whose episode it is, and what may not be asked.
+
+    Authorization: Bearer KEY | x-api-key: KEY | /e/KEY/v1/...      any SDK that takes a base_url and an api_key
+
+Sampling parameters (temperature, top_p, seed, penalties) are accepted and have no effect. What would make the recorded
+log-probs those of another distribution is refused by name, with a status that SDKs do not retry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from bapo.core.errors import BapoError
+from bapo.transport.http_guard import App, Message, Receive, Scope, Send
+from rollout_server.episodes.caller import CALLER, Caller
+
+MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+BY_PATH = "/e/"
+RETRIES = b"x-stainless-retry-count"
+"""Sent by the SDKs of OpenAI and Anthropic; above 0 for a request that is sent again."""
+FORBIDDEN = (
+    "logit_bias", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "allowed_token_ids", "bad_words", "use_beam_search", "ignore_eos", "min_tokens", "stop_token_ids", "echo",
+    "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "prompt_embeds",
+)  # fmt: skip
+REFUSED: Mapping[str, Callable[[Any], bool]] = dict.fromkeys(FORBIDDEN, bool) | {
+    "tool_choice": lambda value: value not in (None, "auto", "none", {"type": "auto"}),
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") != "text",
+    "text": lambda value: isinstance(value, dict) and (value.get("format") or {}).get("type", "text") != "text",
+    "n": lambda value: value not in (None, 1),
+    "best_of": lambda value: value not in (None, 1),
+}
+"""Parameters that change what is sampled, or what the engine sees, and when."""
+
+
+class Gate:
+    """ASGI middleware around vLLM's app."""
+
+    def __init__(self, app: App, is_known: Callable[[str], None]) -> None:
+        """`is_known`: raises the error of a key that has no open episode."""
+        self._app, self._is_known = app, is_known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a call on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        key = key_of(scope)
+        if scope["path"] not in MODEL_PATHS:
+            await self._app(scope, receive, send)
+            return
+        body = await _read(receive)
+        if refusal := self._refusal(key, body):
+            await refusal(scope, receive, send)
+            return
+        CALLER.set(Caller(key=key, digest=digest_of(scope["path"], body), is_retry=is_retry(scope)))
+        await self._app(scope, _replayed(body, receive), send)
+
+    def _refusal(self, key: str, body: bytes) -> JSONResponse | None:
+        if not key:
+            return error_response(
+                401, "no key: send the key of an episode as the API key (POST /v1/episodes gives one)"
+            )
+        try:
+            self._is_known(key)
+        except BapoError as error:
+            return error_response(error.http_status, str(error))
+        problem = problem_of(body)
+        return error_response(400, problem) if problem else None
+
+
+def key_of(scope: Scope) -> str:
+    """The key of an episode, or ""; one in the path is taken out of it."""
+    if scope["path"].startswith(BY_PATH):
+        key, slash, rest = scope["path"].removeprefix(BY_PATH).partition("/")
+        scope["path"] = slash + rest
+        scope["raw_path"] = scope["path"].encode()
+        return str(key)
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    bearer = headers.get(b"authorization", b"").decode("latin-1")
+    if bearer.lower().startswith("bearer "):
+        return bearer[7:].strip()
+    return str(headers.get(b"x-api-key", b"").decode("latin-1"))
+
+
+def digest_of(path: str, body: bytes) -> str:
+    """Of one request: a retry has the same."""
+    return hashlib.blake2b(path.encode() + b"\n" + body, digest_size=16).hexdigest()
+
+
+def is_retry(scope: Scope) -> bool:
+    """Whether the client sends a request again."""
+    given: str = dict(scope["headers"]).get(RETRIES, b"0").decode("latin-1")
+    return given.isdecimal() and int(given) > 0
+
+
+def problem_of(body: bytes) -> str:
+    """Why this request cannot be part of an episode; empty if it can."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return "the body is not JSON"
+    if not isinstance(fields, dict):
+        return "the body is not a JSON object"
+    for name, is_refused in REFUSED.items():
+        if is_refused(fields.get(name)):
+            shown = json.dumps(fields[name])[:100]
+            return (
+                f"{name} = {shown} changes what is sampled or seen, so that the recorded log-probs would be of another "
+                "distribution: remove it (temperature, top_p, seed and penalties are accepted and have no effect)"
+            )
+    return ""
+
+
+def error_response(status: int, message: str) -> JSONResponse:
+    """An error as OpenAI's and Anthropic's SDKs read it."""
+    return JSONResponse(
+        {
+            "error": {
+                "message": message,
+                "type": "invalid_request_error" if status < 500 else "server_error",
+                "code": status,
+            }
+        },
+        status_code=status,
+        headers={"retry-after": "1"} if status == 503 else None,
+    )
+
+
+async def _read(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body again, then what follows: a disconnect."""
+    is_sent = False
+
+    async def next_message() -> Message:
+        nonlocal is_sent
+        if is_sent:
+            return await receive()
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message

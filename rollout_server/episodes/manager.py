@@ -1,0 +1,333 @@
+"""The episodes of claimed requests: handed to agents, recorded, ended, begun again.
+
+    claimed request --G episodes--> waiting --open--> an agent has it --reward--> G ended: the group is delivered
+                                       ^                    |
+                                       +--- failed: null, an error, silent for `agents.lease_s`; this episode alone
+
+Every change is in the journal before anybody hears of it. A front that was restarted, or another one that claims the
+request, replays the journal: agents keep their keys, and the tokens of their turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bapo.config.agents import AgentsConfig
+from bapo.core.errors import BapoError, ContractError, UnavailableError
+from bapo.core.types import RolloutRequest
+from rollout_server.episodes.episode import (
+    Ended,
+    Episode,
+    Event,
+    Failed,
+    Opened,
+    Sampled,
+    new_key,
+    pack_event,
+    replayed,
+    unpack_event,
+)
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+"""Between two looks for silent agents."""
+MAX_REMEMBERED = 100_000
+"""Ended episodes whose reward is remembered, so that a repeated one is told from another."""
+
+
+class Journal(Protocol):
+    """Where events are durable. Its calls may take as long as the buffer is down."""
+
+    async def read(self, request_id: str) -> list[bytes]:
+        """All entries of a request, in order."""
+        ...
+
+    async def append(self, request_id: str, number: int, entries: Sequence[bytes]) -> None:
+        """Store entries `number` and following.
+
+        Raises: LeaseLostError when the request is not ours any more; UnavailableError.
+        """
+        ...
+
+
+class LeaseLostError(UnavailableError):
+    """Somebody else holds the request."""
+
+
+class GoneError(BapoError):
+    """The episode has ended, or was given to another agent: its key is dead."""
+
+    http_status = 410
+
+
+class RewardConflictError(ContractError):
+    """Another reward than the one that was given."""
+
+    http_status = 409
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class OpenGroup:
+    """A claimed request, and its episodes by index: those that an agent has or had."""
+
+    request: RolloutRequest
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    num_entries: int = 0
+    """In the journal."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_uncertain: bool = False
+    """An append did not answer: the journal may have its event."""
+    is_over: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all G episodes have a reward."""
+        ended = sum(episode.reward is not None for episode in self.episodes.values())
+        return ended == self.request.group_size
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Handle:
+    """An episode that an agent has."""
+
+    group: OpenGroup
+    episode: Episode
+    key: str
+    heard: float
+    """Monotonic time of the agent's last sign of life."""
+    num_calls: int = 0
+    """Open calls of the model: the agent waits for us."""
+
+
+class Episodes:
+    """Used in one event loop."""
+
+    def __init__(
+        self,
+        settings: AgentsConfig,
+        journal: Journal,
+        *,
+        deliver: Callable[[OpenGroup], None],
+        refuse: Callable[[RolloutRequest, str, str], None],
+        count: Callable[[str], None] = lambda _: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            deliver: called with a complete group.
+            refuse: called with a request that cannot be completed, a reason and details.
+            count: called with the name of each event: opened, turn, fork, ended, failed/<reason>.
+        """
+        self._settings, self._journal = settings, journal
+        self._deliver, self._refuse, self._count, self.now = deliver, refuse, count, now
+        self._groups: dict[str, OpenGroup] = {}
+        self._waiting: deque[tuple[OpenGroup, int]] = deque()
+        self._changed = asyncio.Condition()
+        self._handles: dict[str, Handle] = {}
+        self._rewards: OrderedDict[str, float] = OrderedDict()
+
+    @property
+    def lease_s(self) -> float:
+        """How long an agent may be silent."""
+        return self._settings.lease_s
+
+    @property
+    def num_open(self) -> int:
+        """Episodes that agents have."""
+        return len(self._handles)
+
+    @property
+    def num_waiting(self) -> int:
+        """Episodes that wait for an agent."""
+        return len(self._waiting)
+
+    async def adopt(self, request: RolloutRequest) -> None:
+        """Offer the episodes of a claimed request, and continue those in its journal. Raises: UnavailableError."""
+        entries = await self._journal.read(request.request_id)
+        group = OpenGroup(request=request, num_entries=len(entries))
+        try:
+            group.episodes = replayed([unpack_event(entry) for entry in entries])
+        except ContractError as error:
+            self._refuse(request, "bad_journal", str(error))
+            return
+        self._groups[request.request_id] = group
+        for index in range(request.group_size):
+            episode = group.episodes.get(index)
+            if episode is None or episode.has_failed:
+                self._waiting.append((group, index))
+            elif episode.is_open:  # its agent may be alive
+                self._take(group, episode)
+        if group.is_complete:
+            self._finish(group)
+        await self._notify()
+
+    def lose(self, request_id: str) -> None:
+        """Somebody else has the request: its keys are dead here."""
+        if (group := self._groups.get(request_id)) is not None:
+            self._close(group)
+
+    async def open(self, count: int, wait_s: float) -> list[Handle]:
+        """Up to `count` episodes for an agent; waits for the first. Raises: UnavailableError."""
+        deadline, found = self.now() + wait_s, list[Handle]()
+        while len(found) < count:
+            group, index = await self._next(0.0 if found else deadline - self.now())
+            if group is None:
+                break
+            try:
+                found.append(await self._open(group, index))
+            except LeaseLostError:
+                self._close(group)
+            except BaseException:
+                self._waiting.appendleft((group, index))
+                raise
+        return found
+
+    def handle_of(self, key: str) -> Handle:
+        """The episode of a key, whose agent has just shown a sign of life. Raises: GoneError."""
+        handle = self._handles.get(key)
+        if handle is None:
+            raise GoneError("this episode has ended, or its agent was silent for too long: open another one")
+        handle.heard = self.now()
+        return handle
+
+    async def record(self, handle: Handle, turn: Sampled) -> None:
+        """Make a turn durable. Raises: GoneError; UnavailableError: nothing was recorded, or a retry finds it."""
+        await self._append(handle, turn)
+        self._count("turn")
+        if turn.parent < 0 and len(handle.episode.turns) > 1:
+            self._count("fork")
+
+    async def reward(self, key: str, reward: float) -> str:
+        """End an episode. `reward`: in [0, 1], or NaN for the task's reward function. Returns: ok, group, duplicate.
+
+        Raises: RewardConflictError; GoneError; UnavailableError; ContractError for an episode without a turn.
+        """
+        if (given := self._rewards.get(key)) is not None:
+            if given == reward or (math.isnan(given) and math.isnan(reward)):
+                return "duplicate"
+            raise RewardConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
+        handle = self.handle_of(key)
+        if not handle.episode.turns:
+            raise ContractError("an episode without a call of the model cannot have a reward: give it back")
+        await self._append(handle, Ended(index=handle.episode.index, reward=reward))
+        self._remember(key, reward)
+        self._count("ended")
+        del self._handles[key]
+        if not handle.group.is_complete:
+            return "ok"
+        self._finish(handle.group)
+        return "group"
+
+    async def fail(self, handle: Handle, reason: str, detail: str = "") -> None:
+        """End an attempt without a reward; the episode begins again, a limited number of times."""
+        group, episode = handle.group, handle.episode
+        await self._append(handle, Failed(index=episode.index, reason=reason[:200]))
+        self._count(f"failed/{reason}")
+        self._handles.pop(handle.key, None)
+        log.warning("episode %d of %s failed reason=%s: %s", episode.index, group.request.request_id, reason, detail)
+        if episode.attempts >= self._settings.max_attempts:
+            self._close(group)
+            self._refuse(group.request, f"episode_{reason}", f"episode {episode.index} failed {episode.attempts} times")
+        else:
+            self._waiting.appendleft((group, episode.index))
+            await self._notify()
+
+    def require_open(self, key: str) -> None:
+        """Raises: GoneError for a key without an open episode."""
+        self.handle_of(key)
+
+    async def watch(self) -> None:
+        """Fail the episodes of silent agents, until cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for handle in list(self._handles.values()):
+                if handle.num_calls == 0 and self.now() - handle.heard > self._settings.lease_s:
+                    try:
+                        await self.fail(handle, "silent", f"no call or heartbeat for {self._settings.lease_s:g} s")
+                    except (GoneError, UnavailableError) as error:
+                        log.warning("a silent episode could not be ended yet: %s", error)
+
+    async def _next(self, wait_s: float) -> tuple[OpenGroup | None, int]:
+        async with self._changed:
+            try:
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self._changed.wait_for(lambda: len(self._waiting) > 0)
+            except TimeoutError:
+                return None, 0
+            return self._waiting.popleft()
+
+    async def _open(self, group: OpenGroup, index: int) -> Handle:
+        key = new_key()
+        await self._store(group, Opened(index=index, key=key))
+        self._count("opened")
+        return self._handles[key]
+
+    def _take(self, group: OpenGroup, episode: Episode) -> None:
+        self._handles[episode.key] = Handle(group=group, episode=episode, key=episode.key, heard=self.now())
+
+    async def _append(self, handle: Handle, event: Event) -> None:
+        """Durable first, then known. Once begun it ends, whether or not its caller waits."""
+        try:
+            await asyncio.shield(self._store(handle.group, event, lambda: self._require_open(handle)))
+        except LeaseLostError:
+            self._close(handle.group)
+            raise GoneError("this episode was given to another server, which begins it again") from None
+
+    def _require_open(self, handle: Handle) -> None:
+        if self._handles.get(handle.key) is not handle or not handle.episode.is_open:
+            raise GoneError("this episode has ended")
+
+    async def _store(self, group: OpenGroup, event: Event, check: Callable[[], None] = lambda: None) -> None:
+        request_id = group.request.request_id
+        async with group.lock:
+            if group.is_uncertain:
+                for entry in (await self._journal.read(request_id))[group.num_entries :]:
+                    self._apply(group, unpack_event(entry))
+                group.is_uncertain = False
+            check()
+            if group.is_over:
+                raise LeaseLostError(f"request {request_id} is not ours any more")
+            try:
+                await self._journal.append(request_id, group.num_entries, [pack_event(event)])
+            except BaseException:
+                group.is_uncertain = True
+                raise
+            self._apply(group, event)
+
+    def _apply(self, group: OpenGroup, event: Event) -> None:
+        group.num_entries += 1
+        episode = group.episodes.get(event.index)
+        if episode is not None:
+            episode.apply(event)
+        elif isinstance(event, Opened):
+            episode = group.episodes[event.index] = Episode(index=event.index, key=event.key)
+        if isinstance(event, Opened) and episode is not None:
+            self._take(group, episode)
+
+    def _finish(self, group: OpenGroup) -> None:
+        self._close(group)
+        self._deliver(group)
+
+    def _close(self, group: OpenGroup) -> None:
+        group.is_over = True
+        self._groups.pop(group.request.request_id, None)
+        self._waiting = deque(entry for entry in self._waiting if entry[0] is not group)
+        for key in [key for key, handle in self._handles.items() if handle.group is group]:
+            del self._handles[key]
+
+    def _remember(self, key: str, reward: float) -> None:
+        self._rewards[key] = reward
+        if len(self._rewards) > MAX_REMEMBERED:
+            self._rewards.popitem(last=False)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

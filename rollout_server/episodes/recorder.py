@@ -1,0 +1,149 @@
+"""One call of a model by an agent: what the engine gets, and the record before the reply.
+
+The client's sampling parameters have no effect: temperature and nucleus are those of the run, or of the evaluation, as
+for every other response. Recorded is what the engine saw and sampled, whatever the endpoint makes of it afterwards.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bapo.config.tree import Config
+from bapo.core.errors import BapoError
+from bapo.core.token_arrays import Float32s, Int32s
+from rollout_server.engines.base import Completion
+from rollout_server.episodes.engine_calls import EngineCalls
+from rollout_server.episodes.episode import Sampled, sampled_turn
+from rollout_server.episodes.history import Continuation, continuation_of, text_mark
+from rollout_server.episodes.manager import Episodes, Handle
+
+NO_MARK = (0, b"")
+"""Of a turn without text, whose client sends ids."""
+
+
+class LimitError(BapoError):
+    """The episode is at one of its limits: nothing more is sampled for it."""
+
+    http_status = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """What a client asks for."""
+
+    key: str
+    digest: str
+    """Of its request."""
+    is_retry: bool = False
+    """Whether the client says that it asks again because a reply was lost."""
+    text: str | None
+    """The rendered prompt; None: it sent ids."""
+    token_ids: Sequence[int]
+    """What the server made of the prompt."""
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reply:
+    """What was sampled."""
+
+    prompt_token_ids: list[int]
+    token_ids: Int32s
+    logprobs: Float32s
+    truncated: bool
+
+
+class Recorder:
+    """Used in one event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        episodes: Episodes,
+        engines: EngineCalls,
+        *,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        """`encode`, `decode`: of the model's tokenizer, without adding and with all special tokens."""
+        assert config.agents is not None
+        self._config, self._settings = config, config.agents
+        self._episodes, self._engines = episodes, engines
+        self._encode, self._decode = encode, decode
+
+    async def sample(self, call: ModelCall) -> Reply:
+        """Sample, record, then reply. A retry of a call that is recorded gets its reply again.
+
+        Raises: GoneError; LimitError; ContractError for what the engine refuses; UnavailableError.
+        """
+        handle = self._episodes.handle_of(call.key)
+        if call.is_retry and (turn := handle.episode.turn_of_call(call.digest)) is not None:
+            return _reply(handle.episode.path_of(turn.parent) + turn.context_ids.tolist(), turn)
+        handle.num_calls += 1
+        try:
+            return await self._sampled(handle, call)
+        finally:
+            handle.num_calls -= 1
+            handle.heard = self._episodes.now()
+
+    async def _sampled(self, handle: Handle, call: ModelCall) -> Reply:
+        found = continuation_of(handle.episode, call.text, call.token_ids, self._encode)
+        request, rollout = handle.group.request, self._config.rollout
+        completion = Completion(
+            call_id=f"{request.request_id}/{handle.episode.index}/{uuid.uuid4().hex}",
+            token_ids=found.token_ids,
+            max_tokens=self._max_tokens(handle, found, call.max_tokens),
+            temperature=request.temperature or rollout.temperature,
+            top_p=request.top_p or rollout.top_p,
+            stop=call.stop,
+            context=request,
+        )
+        completed = await self._engines.generate(
+            completion,
+            affinity=request.request_id,
+            min_version=request.min_version,
+            timeout_s=rollout.start_timeout_s,
+        )
+        sequence = completed.sequences[0]
+        mark = NO_MARK if call.text is None else text_mark(call.text + self._decode(sequence.token_ids.tolist()))
+        turn = sampled_turn(
+            handle.episode.index,
+            sequence,
+            call=call.digest,
+            parent=found.parent,
+            context_ids=found.context_ids,
+            mark=mark,
+        )
+        await self._episodes.record(handle, turn)
+        return _reply(found.token_ids, turn)
+
+    def _max_tokens(self, handle: Handle, found: Continuation, wanted: int) -> int:
+        """Raises: LimitError."""
+        settings, rollout, episode = self._settings, self._config.rollout, handle.episode
+        if len(episode.turns) >= settings.max_turns:
+            raise LimitError(f"the episode has {len(episode.turns)} calls (agents.max_turns): give its reward")
+        most = settings.max_tokens or self._config.learner.microbatch_tokens
+        room = min(
+            most - episode.num_tokens - len(found.context_ids),
+            rollout.longest_sequence - len(found.token_ids),
+        )
+        if room < 1:
+            raise LimitError(
+                f"the episode has no room for a further token: {episode.num_tokens} of {most} (agents.max_tokens), and "
+                f"{len(found.token_ids)} of {rollout.longest_sequence} in this call (rollout.max_prompt_tokens + "
+                "max_response_tokens): give its reward"
+            )
+        asked = handle.group.request.max_response_tokens or rollout.max_response_tokens
+        return min(wanted, room, rollout.max_response_tokens, asked)
+
+
+def _reply(prompt_token_ids: list[int], turn: Sampled) -> Reply:
+    return Reply(
+        prompt_token_ids=prompt_token_ids,
+        token_ids=turn.token_ids,
+        logprobs=turn.logprobs,
+        truncated=turn.truncated,
+    )

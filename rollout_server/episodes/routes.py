@@ -1,0 +1,112 @@
+"""The routes of those who run agents: open episodes, heartbeat, reward, give back (docs/agents.md).
+
+POST /v1/episodes {count, wait_s}       -> [{episode_id, key, base_url, prompt, ...}]; [] after wait_s
+POST /v1/episodes/KEY/heartbeat         each call of the model is one, too
+POST /v1/episodes/KEY/reward {reward}   0 to 1; without one the task's reward function grades the last text;
+                                        null: ungraded, the episode begins again
+DELETE /v1/episodes/KEY                 give it back
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from bapo.core.errors import BapoError
+from bapo.runtime.auth.api_tokens import Role
+from bapo.tasks.base import columns_of, conversation_of
+from bapo.transport.http_guard import allow
+from rollout_server.episodes.gate import error_response
+from rollout_server.episodes.manager import Episodes, Handle
+
+MAX_COUNT = 256
+MAX_WAIT_S = 60.0
+
+
+class OpenBody(BaseModel):
+    """How many episodes an agent takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: int = Field(1, ge=1, le=MAX_COUNT)
+    wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+    """For the first of them."""
+
+
+class RewardBody(BaseModel):
+    """The end of an episode."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float | None = Field(math.nan, ge=0, le=1)
+    """null: it could not be graded; absent: the task's reward function grades the last text."""
+    error: str = ""
+    """Why there is no reward."""
+
+
+def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: bool) -> None:
+    """Add the routes, and the answers to our errors.
+
+    Args:
+        base_url: of the model's routes, as agents reach it.
+        with_answers: whether prompts are sent with the columns that the reward reads, which an environment may need.
+    """
+    router = APIRouter(prefix="/v1/episodes", tags=["episodes"])
+
+    @router.post("")
+    @allow(Role.AGENT)
+    async def open_episodes(body: OpenBody) -> list[dict[str, Any]]:
+        """Take up to `count` episodes; waits for the first. Empty when there is none."""
+        handles = await episodes.open(body.count, body.wait_s)
+        return [_described(handle, base_url, episodes.lease_s, with_answers=with_answers) for handle in handles]
+
+    @router.post("/{key}/heartbeat")
+    @allow(Role.AGENT, is_open=True)
+    async def heartbeat(key: str) -> dict[str, float]:
+        """The agent is alive, and works without the model."""
+        episodes.handle_of(key)
+        return {"lease_s": episodes.lease_s}
+
+    @router.post("/{key}/reward")
+    @allow(Role.AGENT, is_open=True)
+    async def reward(key: str, body: RewardBody) -> dict[str, str]:
+        """End an episode with its reward: ok, group (the last of its group), duplicate, ungraded."""
+        if body.reward is None:
+            await episodes.fail(episodes.handle_of(key), "ungraded", body.error)
+            return {"state": "ungraded"}
+        return {"state": await episodes.reward(key, body.reward)}
+
+    @router.delete("/{key}", status_code=204)
+    @allow(Role.AGENT, is_open=True)
+    async def give_back(key: str, reason: Annotated[str, Query(max_length=200)] = "") -> None:
+        """End the attempt without a reward: another agent begins it again."""
+        await episodes.fail(episodes.handle_of(key), "given_back", reason)
+
+    @app.exception_handler(BapoError)
+    async def answer(request: Request, error: BapoError) -> JSONResponse:
+        return error_response(error.http_status, str(error))
+
+    app.include_router(router)
+
+
+def _described(handle: Handle, base_url: str, lease_s: float, *, with_answers: bool) -> dict[str, Any]:
+    request = handle.group.request
+    prompt = request.prompt
+    return {
+        "episode_id": f"{request.request_id}/{handle.episode.index}",
+        "key": handle.key,
+        "base_url": base_url,
+        "lease_s": lease_s,
+        "purpose": request.purpose.value,
+        "prompt": {
+            "prompt_id": prompt.prompt_id,
+            "text": prompt.text,
+            "task": prompt.task,
+            "messages": conversation_of(prompt),
+            "columns": columns_of(prompt) if with_answers else {},
+        },
+    }
