@@ -5,6 +5,9 @@
       ContractError        a message breaks the wire contract                    HTTP 422, never retried
         FrameError         a pushed group's frame is not where it was written    the sender writes it again, once
       AccessError          no token, a wrong one, or one without the right       HTTP 401 or 403, exit 2, never retried
+      GoneError            what the caller names has ended                       HTTP 410, never retried
+      ConflictError        the opposite is stored already                        HTTP 409, never retried
+      LimitError           a limit of the config is reached                      HTTP 400, never retried
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
         WeightsAbsentError a file of weights is not where it should be            the learner sends it
@@ -115,6 +118,24 @@ class AccessError(BapoError):
     http_status = 401
 
 
+class GoneError(BapoError):
+    """What the caller names has ended: an episode with a reward, or one that was given to another agent."""
+
+    http_status = 410
+
+
+class ConflictError(BapoError):
+    """The opposite is stored already, and stays."""
+
+    http_status = 409
+
+
+class LimitError(BapoError):
+    """One of the limits that the config sets is reached; nothing was done."""
+
+    http_status = 400
+
+
 class StaleWeightsError(BapoError):
     """A policy version outside the allowed range."""
 
@@ -197,6 +218,9 @@ BY_NAME: dict[str, type[BapoError]] = {
         BapoError,
         ConfigError,
         ContractError,
+        GoneError,
+        ConflictError,
+        LimitError,
         FrameError,
         AccessError,
         StaleWeightsError,

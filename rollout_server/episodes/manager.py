@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bapo.config.agents import AgentsConfig
-from bapo.core.errors import BapoError, ContractError, UnavailableError
+from bapo.core.errors import ConflictError, ContractError, GoneError, UnavailableError
 from bapo.core.types import RolloutRequest
 from rollout_server.episodes.episode import (
     Ended,
@@ -60,18 +60,6 @@ class Journal(Protocol):
 
 class LeaseLostError(UnavailableError):
     """Somebody else holds the request."""
-
-
-class GoneError(BapoError):
-    """The episode has ended, or was given to another agent: its key is dead."""
-
-    http_status = 410
-
-
-class RewardConflictError(ContractError):
-    """Another reward than the one that was given."""
-
-    http_status = 409
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -208,12 +196,12 @@ class Episodes:
     async def reward(self, key: str, reward: float) -> str:
         """End an episode. `reward`: in [0, 1], or NaN for the task's reward function. Returns: ok, group, duplicate.
 
-        Raises: RewardConflictError; GoneError; UnavailableError; ContractError for an episode without a turn.
+        Raises: ConflictError; GoneError; UnavailableError; ContractError for an episode without a turn.
         """
         if (given := self._rewards.get(key)) is not None:
             if given == reward or (math.isnan(given) and math.isnan(reward)):
                 return "duplicate"
-            raise RewardConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
+            raise ConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
         handle = self.handle_of(key)
         if not handle.episode.turns:
             raise ContractError("an episode without a call of the model cannot have a reward: give it back")

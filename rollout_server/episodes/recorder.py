@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError
+from bapo.core.errors import LimitError
 from bapo.core.token_arrays import Float32s, Int32s
 from rollout_server.engines.base import Completion
 from rollout_server.episodes.engine_calls import EngineCalls
@@ -21,12 +21,6 @@ from rollout_server.episodes.manager import Episodes, Handle
 
 NO_MARK = (0, b"")
 """Of a turn without text, whose client sends ids."""
-
-
-class LimitError(BapoError):
-    """The episode is at one of its limits: nothing more is sampled for it."""
-
-    http_status = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

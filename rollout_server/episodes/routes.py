@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bapo.core.errors import BapoError
 from bapo.runtime.auth.api_tokens import Role
-from bapo.tasks.base import columns_of, conversation_of
-from bapo.transport.http_guard import allow
+from bapo.tasks.base import RESERVED, conversation_of
+from bapo.transport.http_guard import allow, error_answer
 from rollout_server.episodes.gate import error_response
 from rollout_server.episodes.manager import Episodes, Handle
 
@@ -88,6 +88,8 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
 
     @app.exception_handler(BapoError)
     async def answer(request: Request, error: BapoError) -> JSONResponse:
+        if request.url.path.startswith(router.prefix):
+            return JSONResponse(**error_answer(error, lambda _: None))
         return error_response(error.http_status, str(error))
 
     app.include_router(router)
@@ -107,6 +109,6 @@ def _described(handle: Handle, base_url: str, lease_s: float, *, with_answers: b
             "text": prompt.text,
             "task": prompt.task,
             "messages": conversation_of(prompt),
-            "columns": columns_of(prompt) if with_answers else {},
+            "answer": {name: value for name, value in prompt.answer.items() if with_answers or name in RESERVED},
         },
     }

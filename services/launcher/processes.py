@@ -28,6 +28,7 @@ LEARNER = "learner"
 SCHEDULER = "scheduler"
 EVALUATOR = "evaluator"
 TRACKER = "tracker"
+AGENTS = "agents"
 
 PROBE_TIMEOUT_S = 0.5
 LOADING_S = 1800.0
@@ -94,6 +95,15 @@ class Starter:
     def evaluator(self, *, once: bool = False) -> ProcessSpec:
         spec = self._spec(EVALUATOR, "services.evaluator", *(["--once"] if once else []), may_end=True)
         return replace(spec, restarts=Restarts.CRASHED)
+
+    def agents(self) -> list[ProcessSpec]:
+        """Processes that run the config's agents; none for a run without, or with agents outside only."""
+        settings = self._config.agents
+        number = settings.num_processes if settings is not None and settings.rollout is not None else 0
+        return [
+            replace(self._spec(f"{AGENTS}-{i}", "services.agents", has_health=False), restarts=Restarts.CRASHED)
+            for i in range(number)
+        ]
 
     def dashboard(self) -> ProcessSpec:
         spec = self._spec(DASHBOARD, "services.dashboard", host=self._config.dashboard.host)

@@ -34,6 +34,7 @@ def train(session: Session, *, resume: bool) -> None:
     _start_dashboard(session)
     trackers = _start_trackers(session)
     session.children.start(session.starter.fleet())
+    _start_agents(session)
     learner = [session.children.start(spec) for spec in session.starter.learner(resume=resume)]
     if resume:
         # The learner first restores the buffer; requests enqueued before that would be lost.
@@ -53,6 +54,7 @@ def serve(session: Session) -> None:
     _start_dashboard(session)
     _start_trackers(session)
     fleet = session.children.start(session.starter.fleet())
+    _start_agents(session)
     session.children.start(session.starter.scheduler())
     session.children.start(session.starter.evaluator())
     session.watch(is_ready(fleet))
@@ -132,9 +134,15 @@ def evaluate(session: Session) -> None:
     """Evaluate the held-out splits once with the configured model."""
     start_buffer(session)
     session.children.start(session.starter.fleet())
+    _start_agents(session)
     evaluator = session.children.start(session.starter.evaluator(once=True))
     session.note("running")
     session.watch(all_ended([evaluator]))
+
+
+def _start_agents(session: Session) -> None:
+    for spec in session.starter.agents():
+        session.children.start(spec)
 
 
 def start_buffer(session: Session, *, is_new: bool = True) -> None:

@@ -42,6 +42,7 @@ ROLES = {
     "scheduler": Role.SCHEDULER,
     "evaluator": Role.EVALUATOR,
     "dashboard": Role.VIEWER,
+    "agents": Role.AGENT,
 }
 """Role of a process, by the last part of its module name. The buffer service calls no other service."""
 TOKEN_BYTES = 32

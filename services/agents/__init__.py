@@ -1,0 +1,1 @@
+"""Processes that run agents: `async def rollout(client, prompt) -> float | None`, many episodes at a time."""

@@ -1,0 +1,59 @@
+"""`python -m services.agents --config RUN/config.toml --run-dir RUN [--url URL]`: runs `agents.rollout`.
+
+Each process runs `agents.episodes_per_process` episodes at a time; more processes, also on other hosts, run more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+
+from openai import AsyncOpenAI
+
+from bapo.core.errors import ConfigError
+from bapo.core.user_code import load_function
+from bapo.runtime.process import Flags, run_process
+from bapo.transport.endpoints import agents_url
+from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
+from services.agents.runner import AgentRunner
+
+START_TIMEOUT_S = 600.0
+"""For the rollout server to announce the address."""
+MAX_RETRIES = 8
+"""Of a call of the model, with growing pauses: a minute in which the server may restart."""
+CALL_TIMEOUT_S = 1800.0
+
+
+def main(flags: Flags) -> None:
+    """Run episodes until SIGTERM. Raises: ConfigError."""
+    settings = flags.config.agents
+    if settings is None or settings.rollout is None:
+        raise ConfigError(
+            "agents.rollout is not set: there is nothing to run; agents outside call the address themselves"
+        )
+    rollout = load_function(settings.rollout, key="agents.rollout")
+    url = flags.extra.url or agents_url(flags.config, flags.run, timeout_s=START_TIMEOUT_S)
+
+    def make_client(episode: OpenedEpisode) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{url}/v1", api_key=episode.key, max_retries=MAX_RETRIES, timeout=CALL_TIMEOUT_S)
+
+    asyncio.run(_until_stopped(AgentRunner(settings, rollout, EpisodeClient(url), make_client)))
+
+
+async def _until_stopped(runner: AgentRunner) -> None:
+    task = asyncio.ensure_future(runner.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="address of the agents (default: from the config and RUN/ports)")
+
+
+if __name__ == "__main__":
+    run_process("services.agents", main, add_flags=_add_flags)

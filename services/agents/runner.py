@@ -1,0 +1,134 @@
+"""Runs a user's agents: takes episodes, calls `rollout` for each, and reports its reward.
+
+    open --episode--> rollout(client, prompt) --float--> reward
+                             |--None, an exception, too long--> ungraded: begun again, never a reward of 0
+
+All episodes of a process run in one event loop: a rollout that blocks it holds up the others, and their heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from bapo.config.agents import AgentsConfig
+from bapo.core.errors import BapoError, UnavailableError
+from bapo.core.types import Prompt
+from bapo.core.user_code import place_of
+from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
+
+log = logging.getLogger(__name__)
+
+OpenAIClient = Any
+Rollout = Callable[[OpenAIClient, Prompt], Awaitable[float | None]]
+"""An episode: calls the model, and returns the reward in [0, 1], or None if it cannot say."""
+
+WAIT_S = 10.0
+"""Long poll for episodes."""
+PAUSE_S = 2.0
+"""After a failed poll."""
+GIVE_BACK_S = 3.0
+BEATS_PER_LEASE = 3
+
+
+class AgentRunner:
+    """Used in one event loop."""
+
+    def __init__(
+        self,
+        settings: AgentsConfig,
+        rollout: Rollout,
+        service: EpisodeClient,
+        make_client: Callable[[OpenedEpisode], OpenAIClient],
+    ) -> None:
+        """`make_client`: an `AsyncOpenAI` for an episode."""
+        self._settings, self._rollout, self._service, self._make_client = settings, rollout, service, make_client
+        self._running: dict[asyncio.Task[None], OpenedEpisode] = {}
+        self._freed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run episodes until cancelled, which gives back those that have not ended."""
+        try:
+            while True:
+                room = self._settings.episodes_per_process - len(self._running)
+                if room < 1:
+                    self._freed.clear()
+                    await self._freed.wait()
+                    continue
+                for episode in await self._open(room):
+                    task = asyncio.create_task(self._run_one(episode))
+                    self._running[task] = episode
+                    task.add_done_callback(self._end)
+        finally:
+            await self._give_all_back()
+
+    async def _open(self, room: int) -> list[OpenedEpisode]:
+        try:
+            return await asyncio.to_thread(self._service.open, room, wait_s=WAIT_S)
+        except UnavailableError as error:
+            log.warning("no episodes: %s", error)
+            await asyncio.sleep(PAUSE_S)
+            return []
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._freed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an episode ended with a bug of its runner", exc_info=error)
+
+    async def _run_one(self, episode: OpenedEpisode) -> None:
+        beating = asyncio.create_task(self._beat(episode))
+        try:
+            report = await self._reported(episode)
+        finally:
+            beating.cancel()
+        try:
+            state = await asyncio.to_thread(report)
+            log.debug("episode %s: %s", episode.episode_id, state)
+        except BapoError as error:  # gone, or the service is down for longer than the client waits: begun again
+            log.warning("the end of episode %s was not accepted: %s", episode.episode_id, error)
+
+    async def _reported(self, episode: OpenedEpisode) -> Callable[[], str]:
+        """Run an episode. Returns: the call that reports its end."""
+        ungraded = partial(self._service.ungraded, episode.key)
+        client = self._make_client(episode)
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                reward = await self._rollout(client, episode.prompt)
+        except TimeoutError:
+            return partial(ungraded, f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}")
+        except Exception as error:  # noqa: BLE001 - a user's agent raises anything
+            message = f"{type(error).__name__}: {error}{place_of(error)}"
+            log.warning("episode %s raised %s", episode.episode_id, message)
+            return partial(ungraded, message)
+        finally:
+            await client.close()
+        if reward is None:
+            return partial(ungraded, "rollout returned None")
+        if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
+            log.warning("episode %s: rollout returned %r, which is no reward in [0, 1]", episode.episode_id, reward)
+            return partial(ungraded, f"rollout returned {reward!r:.100}, which is no reward in [0, 1]")
+        return partial(self._service.reward, episode.key, float(reward))
+
+    async def _beat(self, episode: OpenedEpisode) -> None:
+        while True:
+            await asyncio.sleep(episode.lease_s / BEATS_PER_LEASE)
+            try:
+                await asyncio.to_thread(self._service.heartbeat, episode.key)
+            except BapoError as error:
+                log.debug("heartbeat of %s: %s", episode.episode_id, error)
+
+    async def _give_all_back(self) -> None:
+        episodes = list(self._running.values())
+        for task in list(self._running):
+            task.cancel()
+        calls = [asyncio.to_thread(self._service.give_back, episode.key, "stopped") for episode in episodes]
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await asyncio.gather(*calls, return_exceptions=True)
+        except TimeoutError:
+            log.warning("%d episodes were not given back in time: their leases end", len(episodes))
