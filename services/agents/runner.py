@@ -48,6 +48,8 @@ class AgentRunner:
         """`make_client`: an `AsyncOpenAI` for an episode."""
         self._settings, self._rollout, self._service, self._make_client = settings, rollout, service, make_client
         self._running: dict[asyncio.Task[None], OpenedEpisode] = {}
+        self._reporting: set[str] = set()
+        """Keys of those that have ended, whose report is on its way."""
         self._freed = asyncio.Event()
 
     async def run(self) -> None:
@@ -75,7 +77,7 @@ class AgentRunner:
             return []
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        self._reporting.discard(self._running.pop(task).key)
         self._freed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an episode ended with a bug of its runner", exc_info=error)
@@ -86,6 +88,7 @@ class AgentRunner:
             report = await self._reported(episode)
         finally:
             beating.cancel()
+        self._reporting.add(episode.key)
         try:
             state = await asyncio.to_thread(report)
             log.debug("episode %s: %s", episode.episode_id, state)
@@ -105,8 +108,6 @@ class AgentRunner:
             message = f"{type(error).__name__}: {error}{place_of(error)}"
             log.warning("episode %s raised %s", episode.episode_id, message)
             return partial(ungraded, message)
-        finally:
-            await client.close()
         if reward is None:
             return partial(ungraded, "rollout returned None")
         if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
@@ -123,12 +124,16 @@ class AgentRunner:
                 log.debug("heartbeat of %s: %s", episode.episode_id, error)
 
     async def _give_all_back(self) -> None:
-        episodes = list(self._running.values())
-        for task in list(self._running):
-            task.cancel()
-        calls = [asyncio.to_thread(self._service.give_back, episode.key, "stopped") for episode in episodes]
+        """Of those that have ended the reports go out; the others begin again, without a reward."""
+        calls: list[Awaitable[None]] = []
+        for task, episode in list(self._running.items()):
+            if episode.key in self._reporting:
+                calls.append(task)
+            else:
+                task.cancel()
+                calls.append(asyncio.to_thread(self._service.give_back, episode.key, "stopped"))
         try:
             async with asyncio.timeout(GIVE_BACK_S):
                 await asyncio.gather(*calls, return_exceptions=True)
         except TimeoutError:
-            log.warning("%d episodes were not given back in time: their leases end", len(episodes))
+            log.warning("%d episodes were not given back in time: their leases end", len(calls))

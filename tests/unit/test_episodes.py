@@ -1,0 +1,399 @@
+"""Episodes: durable before anybody hears of them, ended once, begun again alone, never given a reward by an error."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bapo.config.tree import Config
+from bapo.core.errors import ConflictError, ContractError, GoneError, LimitError, UnavailableError
+from bapo.core.types import Outcome
+from rollout_server.episodes.episode import Episode, Failed, Opened, pack_event, unpack_event
+from rollout_server.episodes.group import rollout_of
+from rollout_server.episodes.history import continuation_of
+from rollout_server.episodes.manager import Handle
+from rollout_server.episodes.recorder import ModelCall, Recorder
+from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, turn
+from tests.support.factories import make_request
+
+REQUEST = make_request(prompt_id="a", group_size=2)
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine as a test."""
+
+    @wraps(test)
+    def run(*args: Any, **options: Any) -> None:
+        asyncio.run(test(*args, **options))
+
+    return run
+
+
+async def opened(front: Front, count: int = 2) -> list[Handle]:
+    await front.episodes.adopt(REQUEST)
+    return await front.episodes.open(count, 0.0)
+
+
+# -- the life of an episode
+
+
+@in_loop
+async def test_the_last_reward_of_a_group_completes_it() -> None:
+    front = Front()
+    first, second = await opened(front)
+    assert first.key != second.key
+    assert await front.episodes.open(1, 0.0) == [], "the group has two responses"
+    await front.episodes.record(first, turn(0))
+    await front.episodes.record(second, turn(1))
+    assert await front.episodes.reward(second.key, 0.0) == "ok"
+    assert front.delivered == []
+    assert await front.episodes.reward(first.key, 1.0) == "group"
+    (group,) = front.delivered
+    assert [group.episodes[i].reward for i in range(2)] == [1.0, 0.0]
+
+
+@in_loop
+async def test_a_reward_is_given_once() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    await front.episodes.record(handle, turn(0))
+    await front.episodes.reward(handle.key, 0.25)
+    assert await front.episodes.reward(handle.key, 0.25) == "duplicate"
+    with pytest.raises(ConflictError, match=r"has the reward 0\.25"):
+        await front.episodes.reward(handle.key, 1.0)
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(handle.key)
+
+
+@in_loop
+async def test_an_episode_without_a_call_has_no_reward() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    with pytest.raises(ContractError, match="without a call"):
+        await front.episodes.reward(handle.key, 0.0)
+
+
+@in_loop
+async def test_a_failed_episode_begins_again_alone_with_another_key_and_without_its_turns() -> None:
+    front = Front()
+    first, second = await opened(front)
+    await front.episodes.record(first, turn(0))
+    await front.episodes.record(second, turn(1))
+    await front.episodes.fail(first, "ungraded")
+    (again,) = await front.episodes.open(2, 0.0)
+    assert (again.episode.index, again.episode.turns) == (0, [])
+    assert again.key != first.key
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(first.key)
+    assert len(second.episode.turns) == 1
+
+
+@in_loop
+async def test_a_group_is_given_up_when_one_of_its_episodes_has_failed_too_often() -> None:
+    front = Front(max_attempts=2)
+    first, second = await opened(front)
+    await front.episodes.fail(first, "ungraded")
+    assert front.refused == []
+    (again,) = await front.episodes.open(1, 0.0)
+    await front.episodes.fail(again, "ungraded")
+    assert front.refused == [("g-a", "episode_ungraded")]
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(second.key)
+
+
+@in_loop
+async def test_a_silent_agent_loses_its_episode_and_one_that_waits_for_the_model_does_not() -> None:
+    front = Front(lease_s=10)
+    silent, busy = await opened(front)
+    busy.num_calls = 1
+    front.clock = 10.5
+    watching = asyncio.create_task(front.episodes.watch())
+    (again,) = await front.episodes.open(1, 5.0)
+    watching.cancel()
+    assert again.episode.index == silent.episode.index
+    assert front.episodes.handle_of(busy.key) is busy
+    assert "failed/silent" in front.counted
+
+
+@in_loop
+async def test_an_agent_that_shows_a_sign_of_life_keeps_its_episode() -> None:
+    front = Front(lease_s=10)
+    handle, _ = await opened(front)
+    front.clock = 9.0
+    front.episodes.handle_of(handle.key)
+    front.clock = 18.0
+    assert handle.heard == 9.0
+
+
+# -- durability
+
+
+@in_loop
+async def test_nothing_is_known_before_the_journal_has_it() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    front.journal.gate.clear()
+    recording = asyncio.create_task(front.episodes.record(handle, turn(0)))
+    await asyncio.sleep(0.01)
+    assert not recording.done()
+    assert handle.episode.turns == []
+    front.journal.gate.set()
+    await recording
+    assert unpack_event(front.journal.entries["g-a"][-1]) == turn(0)
+
+
+@in_loop
+async def test_another_front_continues_from_the_journal_with_the_same_keys() -> None:
+    front = Front()
+    first, second = await opened(front)
+    await front.episodes.record(first, turn(0))
+    await front.episodes.record(second, turn(1))
+    await front.episodes.reward(second.key, 1.0)
+    after = Front(front.journal)
+    await after.episodes.adopt(REQUEST)
+    same = after.episodes.handle_of(first.key)
+    assert [found.token_ids.tolist() for found in same.episode.turns] == [[5, 6]]
+    assert await after.episodes.open(1, 0.0) == []
+    assert await after.episodes.reward(first.key, 0.0) == "group"
+    assert len(after.delivered) == 1
+
+
+@in_loop
+async def test_a_group_whose_last_reward_was_stored_before_the_crash_is_delivered() -> None:
+    front = Front()
+    await ended(front, REQUEST, [1.0, 0.0])
+    after = Front(front.journal)
+    await after.episodes.adopt(REQUEST)
+    assert [group.request for group in after.delivered] == [REQUEST]
+
+
+@in_loop
+async def test_a_turn_whose_acknowledgement_was_lost_is_there_once() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    front.journal.loses_answers = 1
+    with pytest.raises(UnavailableError):
+        await front.episodes.record(handle, turn(0, call="one"))
+    await front.episodes.record(handle, turn(0, call="two"))
+    assert [found.call for found in handle.episode.turns] == ["one", "two"]
+    assert len(front.journal.entries["g-a"]) == 4, "two openings, two turns"
+
+
+@in_loop
+async def test_an_append_that_was_not_stored_leaves_nothing() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    front.journal.fails = 1
+    with pytest.raises(UnavailableError):
+        await front.episodes.record(handle, turn(0))
+    assert handle.episode.turns == []
+    await front.episodes.record(handle, turn(0))
+    assert len(handle.episode.turns) == 1
+
+
+@in_loop
+async def test_a_front_without_the_lease_records_nothing_and_its_keys_are_dead() -> None:
+    front = Front()
+    first, second = await opened(front)
+    front.journal.is_lost = True
+    with pytest.raises(GoneError, match="another server"):
+        await front.episodes.record(first, turn(0))
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(second.key)
+
+
+@in_loop
+async def test_a_caller_that_hangs_up_while_its_turn_is_stored_finds_it_recorded() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    front.journal.gate.clear()
+    recording = asyncio.create_task(front.episodes.record(handle, turn(0)))
+    await asyncio.sleep(0.01)
+    recording.cancel()
+    front.journal.gate.set()
+    await asyncio.sleep(0.01)
+    assert len(handle.episode.turns) == 1
+
+
+def test_a_journal_that_is_not_one_of_episodes_is_refused() -> None:
+    with pytest.raises(ContractError, match="malformed"):
+        unpack_event(b"\x93\x01")
+    event = Opened(index=3, key="k")
+    assert unpack_event(pack_event(event)) == event
+    with pytest.raises(ContractError, match="has not failed"):
+        Episode(index=3, key="k").apply(event)
+    episode = Episode(index=3, key="k")
+    episode.apply(Failed(index=3, reason="x"))
+    with pytest.raises(ContractError, match="nothing can follow"):
+        episode.apply(turn(3))
+
+
+# -- calls of the model
+
+
+CONFIG = Config.model_validate(
+    {
+        "agents": {"max_turns": 3, "max_tokens": 60},
+        "rollout": {"max_prompt_tokens": 30, "max_response_tokens": 10, "temperature": 0.9},
+    }
+)
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def text_of(ids: Any) -> str:
+    return "".join(map(chr, ids))
+
+
+class Agent:
+    """A recorder and one episode; the model answers with what it is told. Tokens are letters."""
+
+    def __init__(self, front: Front, handle: Handle, answers: list[str]) -> None:
+        self.handle = handle
+        self.engines = ToldEngines(lambda _: (letters(answer := answers.pop(0)), [1] * len(answer)))
+        self.recorder = Recorder(CONFIG, front.episodes, self.engines, encode=letters, decode=text_of)  # type: ignore[arg-type]
+
+    async def call(self, text: str, **options: Any) -> str:
+        fields = {"key": self.handle.key, "digest": text, "text": text, "token_ids": [9] * len(text), "max_tokens": 99}
+        reply = await self.recorder.sample(ModelCall(**fields | options))
+        return text_of(reply.token_ids)
+
+
+async def an_agent(answers: list[str]) -> Agent:
+    front = Front()
+    handle, _ = await opened(front)
+    return Agent(front, handle, answers)
+
+
+@in_loop
+async def test_a_history_that_grows_keeps_its_tokens_and_encodes_only_the_rest() -> None:
+    agent = await an_agent(["ab.", "cd."])
+    await agent.call("Q:")
+    await agent.call("Q:ab.R:")
+    first, second = agent.handle.episode.turns
+    assert (first.parent, first.context_ids.tolist()) == (-2, [9, 9]), "as the server had tokenized it"
+    assert (second.parent, text_of(second.context_ids)) == (0, "R:")
+    assert list(agent.engines.calls[1].token_ids) == [9, 9, *letters("ab.R:")]
+
+
+@in_loop
+async def test_a_history_that_was_changed_forks_with_the_tokens_that_the_engine_saw() -> None:
+    agent = await an_agent(["ab.", "cd.", "ef."])
+    await agent.call("Q:")
+    await agent.call("Q:a.R:")  # the template left something out
+    await agent.call("Q:ab.S:")  # and another continuation of the first turn
+    _, fork, sibling = agent.handle.episode.turns
+    assert (fork.parent, fork.context_ids.tolist()) == (-2, [9] * 6)
+    assert (sibling.parent, text_of(sibling.context_ids)) == (0, "S:")
+    assert agent.handle.episode.num_forks == 1, "two rows"
+
+
+def test_of_several_turns_that_fit_the_longest_is_continued() -> None:
+    episode = Episode(index=0, key="k")
+    episode.apply(turn(text="Q:ab.", context=letters("Q:"), ids=letters("ab.")))
+    episode.apply(turn(text="Q:ab.R:c.", parent=0, context=letters("R:"), ids=letters("c.")))
+    found = continuation_of(episode, "Q:ab.R:c.S:", [], letters)
+    assert (found.parent, text_of(found.context_ids), text_of(found.token_ids)) == (1, "S:", "Q:ab.R:c.S:")
+
+
+def test_a_client_that_sends_ids_continues_by_ids() -> None:
+    episode = Episode(index=0, key="k")
+    episode.apply(turn(context=[1, 2], ids=[5, 6]))
+    found = continuation_of(episode, None, [1, 2, 5, 6, 7], letters)
+    assert (found.parent, found.context_ids, found.token_ids) == (0, [7], [1, 2, 5, 6, 7])
+    assert continuation_of(episode, None, [1, 2, 5], letters).parent == -2
+
+
+@in_loop
+async def test_the_runs_sampling_parameters_are_used_and_the_limits_of_all() -> None:
+    agent = await an_agent(["a", "b", "c", "d"])
+    await agent.call("Q", max_tokens=4)
+    await agent.call("Qa", max_tokens=99)
+    first, second = agent.engines.calls
+    assert (first.temperature, first.top_p, first.num) == (0.9, 1.0, 1)
+    assert (first.max_tokens, second.max_tokens) == (4, 10)
+    await agent.call("Q" * 36)
+    assert agent.engines.calls[2].max_tokens == 4, "of 40 tokens of a sequence"
+    with pytest.raises(LimitError, match=r"agents\.max_turns"):
+        await agent.call("Q")
+
+
+@in_loop
+async def test_an_episode_that_is_as_long_as_a_micro_batch_gets_no_further_token() -> None:
+    agent = await an_agent(["a" * 5, "b" * 5])
+    await agent.call("Q" * 30)
+    await agent.call("R" * 16)
+    assert agent.engines.calls[1].max_tokens == 9, "60 - 35 - 16"
+    agent = await an_agent(["a" * 5])
+    await agent.call("Q" * 30)
+    with pytest.raises(LimitError, match="35 of 60"):
+        await agent.call("R" * 25)
+
+
+@in_loop
+async def test_a_retry_gets_the_recorded_reply_and_a_second_question_another() -> None:
+    agent = await an_agent(["ab.", "cd."])
+    assert await agent.call("Q:") == "ab."
+    assert await agent.call("Q:", is_retry=True) == "ab."
+    assert len(agent.handle.episode.turns) == 1
+    assert await agent.call("Q:") == "cd."
+    assert [found.parent for found in agent.handle.episode.turns] == [-2, -2]
+
+
+@in_loop
+async def test_no_reply_without_a_record() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    agent = Agent(front, handle, ["ab."])
+    front.journal.gate.clear()
+    calling = asyncio.create_task(agent.call("Q:"))
+    await asyncio.sleep(0.01)
+    assert agent.engines.calls
+    assert not calling.done()
+    front.journal.gate.set()
+    assert await calling == "ab."
+
+
+# -- the group
+
+
+@in_loop
+async def test_episodes_become_the_responses_of_a_group() -> None:
+    front = Front()
+    first, second = await opened(front)
+    await front.episodes.record(first, turn(0, [5, 6], context=[1, 2, 3]))
+    await front.episodes.record(first, turn(0, [7], parent=0, context=[4], version=2))
+    await front.episodes.record(second, turn(1, [8], context=[1, 2]))
+    await front.episodes.reward(first.key, 1.0)
+    await front.episodes.reward(second.key, math.nan)
+    group = front.delivered[0]
+    rollout = rollout_of(group.request, list(group.episodes.values()), lambda many: [str(ids) for ids in many])
+    assert rollout.prompt_token_ids.tolist() == [1, 2], "with which both begin"
+    assert rollout.rewards is not None
+    assert rollout.rewards[0] == 1.0
+    assert math.isnan(rollout.rewards[1])
+    one, other = rollout.sequences
+    assert (one.token_ids.tolist(), one.versions.tolist(), one.text) == ([5, 6, 7], [1, 1, 2], "[7]")
+    assert one.turns is not None
+    assert one.turns.parents_U.tolist() == [-1, 0]
+    assert (one.turns.num_context_U.tolist(), one.turns.context_ids.tolist()) == ([1, 1], [3, 4])
+    assert (other.token_ids.tolist(), other.outcome) == ([8], Outcome.GRADED)
+    assert np.array_equal(other.turns.num_context_U, [0]) if other.turns else False
+
+
+@in_loop
+async def test_who_waits_for_an_episode_gets_the_first_that_comes() -> None:
+    front = Front(MemoryJournal())
+    waiting = asyncio.create_task(front.episodes.open(1, 5.0))
+    await asyncio.sleep(0.01)
+    await front.episodes.adopt(REQUEST)
+    (handle,) = await waiting
+    assert handle.episode.index == 0
