@@ -73,9 +73,10 @@ docs: ## build the pages as a searchable site in site/
 
 check: lint types contracts test ## before a commit
 
-base-models: setup ## train the four tiny base models again (about 35 minutes of one core)
+base-models: setup ## train the five tiny base models again (about 40 minutes of one core)
 	$(BIN)/python -m models.train_base_model --out models/countdown-tiny
 	$(BIN)/python -m models.train_chain_model --out models/chain-tiny
+	$(BIN)/python -m models.train_lookup_model --out models/lookup-tiny
 	$(BIN)/python -m models.train_math_model --out models/math-tiny
 	$(BIN)/python -m models.train_geometry_model --out models/geometry-tiny
 

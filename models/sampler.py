@@ -53,14 +53,14 @@ def sample_groups(
         for start in range(0, len(rows), MAX_ROWS):
             chunk = rows[start : start + MAX_ROWS]
             prompt_ids_RT = torch.tensor([ids for _, ids in chunk])
-            sampled = _sample(model, prompt_ids_RT, tokenizer.eos_token_id, max_new_tokens, generator, temperature)
+            sampled = sample_rows(model, prompt_ids_RT, tokenizer.eos_token_id, max_new_tokens, generator, temperature)
             for (index, _), ids in zip(chunk, sampled, strict=True):
                 groups[index].append(grade(tokenizer, task, prompts[index], ids))
     return groups
 
 
 @torch.inference_mode()
-def _sample(
+def sample_rows(
     model: PreTrainedModel,
     ids_RT: Tensor,
     eos: int,
@@ -68,6 +68,7 @@ def _sample(
     generator: torch.Generator,
     temperature: float,
 ) -> list[list[int]]:
+    """Continuations of rows of equal length, each with its end of sequence."""
     cache = DynamicCache(config=model.config)
 
     def logits_after(next_R: Tensor | None) -> Tensor:

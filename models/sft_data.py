@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -99,16 +99,16 @@ def expression(problem: Problem) -> str:
 
 
 def batches(
-    stream: Iterator[tuple[str, str]], rng: random.Random, tokenizer: PreTrainedTokenizerFast, tokens_per_batch: int
+    stream: Iterator[tuple[str, ...]], rng: random.Random, tokenizer: PreTrainedTokenizerFast, tokens_per_batch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """An endless stream of (token ids [R, T], targets [R, T]) with at most `tokens_per_batch` = R * T tokens.
 
     Args:
-        stream: endless (prompt text, response text).
+        stream: endless (prompt text, response text), or more such pairs in turn: an episode of many turns.
     """
     while True:
-        pool = sorted((_encode(tokenizer, *pair) for pair in islice(stream, _POOL)), key=lambda row: len(row[0]))
-        cuts: list[list[tuple[list[int], int]]] = [[]]
+        pool = sorted((_encode(tokenizer, texts) for texts in islice(stream, _POOL)), key=lambda row: len(row[0]))
+        cuts: list[list[tuple[list[int], list[int]]]] = [[]]
         for row in pool:
             if (len(cuts[-1]) + 1) * len(row[0]) > tokens_per_batch:
                 cuts.append([])
@@ -128,20 +128,21 @@ def _index(terms: list[tuple[int, str]], value: int) -> int:
     return next(i for i, (term, _) in enumerate(terms) if term == value)
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, prompt: str, response: str) -> tuple[list[int], int]:
-    """Token ids of prompt + response + end of sequence, and how many of them are the prompt."""
-    prompt_ids = tokenizer(prompt)["input_ids"]
-    return [*prompt_ids, *tokenizer(response)["input_ids"], tokenizer.eos_token_id], len(prompt_ids)
+def _encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Token ids of prompts and responses in turn, each response with its end of sequence; and their targets."""
+    ids: list[int] = []
+    trained: list[int] = []
+    for prompt, response in zip(texts[::2], texts[1::2], strict=True):
+        prompt_ids = tokenizer(prompt)["input_ids"]
+        response_ids = [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
+        ids += [*prompt_ids, *response_ids]
+        trained += [*[IGNORE] * len(prompt_ids), *response_ids]
+    # Targets are the ids one position later; the last prompt token predicts the first token of the response.
+    return ids, [*trained[1:], IGNORE]
 
 
-def _collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor]:
+def _collate(rows: list[tuple[list[int], list[int]]], pad: int) -> tuple[Tensor, Tensor]:
     width = max(len(ids) for ids, _ in rows)
     ids_RT = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids, _ in rows])
-    # Targets are the ids one position later; the last prompt token predicts the first token of the response.
-    targets_RT = torch.tensor(
-        [
-            [*[IGNORE] * (num_prompt - 1), *ids[num_prompt:], *[IGNORE] * (width - len(ids) + 1)]
-            for ids, num_prompt in rows
-        ]
-    )
+    targets_RT = torch.tensor([[*targets, *[IGNORE] * (width - len(targets))] for _, targets in rows])
     return ids_RT, targets_RT

@@ -84,7 +84,7 @@ def make_model(
     out: Path,
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerFast,
-    examples: Callable[[random.Random], Iterator[tuple[str, str]]],
+    examples: Callable[[random.Random], Iterator[tuple[str, ...]]],
     round_trips: Mapping[str, Sequence[str]] = ROUND_TRIPS,
 ) -> tuple[LlamaForCausalLM, dict[str, Any]]:
     """Train the network on these examples, and write its folder. Returns: the model, and what `train` recorded.
