@@ -65,10 +65,14 @@ OPTIONAL = {
     ("* bapo.cli", "matplotlib studies"): "`bapo compare` and `bapo study`, which say that the package is missing",
     ("* bapo.cli", "torch transformers vllm safetensors math_verify"): "train, doctor, export and reward test",
     ("* bapo.cli", "learner rollout_server"): "parts that `bapo train` starts on one machine",
+    ("bapo-buffer bapo.cli", "openai"): "agents are run by bapo-services",
     ("bapo-services services.*", "math_verify"): "graders alone verify, in bapo-rollout",
     ("bapo-services services.*", "transformers"): "tokens that no file of a tokenizer names; the error says where to",
     ("bapo-learner learner", "math_verify"): "as above; the learner loads the task for `bapo replay`",
-    ("bapo-learner services.launcher", "math_verify vllm rollout_server"): "`doctor --part learner` starts no worker",
+    (
+        "bapo-learner services.launcher",
+        "math_verify openai vllm rollout_server",
+    ): "`doctor --part learner` starts no worker",
     ("bapo-learner-gpu services.launcher", "rollout_server"): "as above",
 }
 """(image and module, what may be missing) -> why."""

@@ -57,6 +57,8 @@ ROUTES = [
     ("POST", "/requests/renew", {WORKER}),
     ("POST", "/requests/fail", {WORKER}),
     ("POST", "/requests/release", {WORKER}),
+    ("POST", "/requests/g/journal", {WORKER}),
+    ("GET", "/requests/g/journal", {WORKER}),
     ("POST", "/groups", {WORKER}),
     ("GET", "/room", {WORKER}),
     ("GET", "/frame-access", {WORKER, LEARNER}),

@@ -52,7 +52,7 @@ def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path)
     assert (made.exit_code, rotated.exit_code, retired.exit_code) == (0, 0, 0)
     assert str(folder / "worker" / "token") in made.output
     secrets = [path.read_text().strip() for path in folder.rglob("token")] + [(folder / "redis/password").read_text()]
-    assert len(secrets) == 7
+    assert len(secrets) == 8
     for secret in secrets:
         assert secret.strip() not in made.output + rotated.output + retired.output
     assert "has no tokens" in str(refusal("tokens", "rotate", str(tmp_path / "none"), "worker"))

@@ -35,6 +35,7 @@ class FakeSession:
         self.children = SimpleNamespace(start=self._start, lines=list)
         self.display = SimpleNamespace(say=self.said.append)
         self.starter = SimpleNamespace(
+            agents=list,
             env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,
             scheduler=lambda: "scheduler", evaluator=lambda: "evaluator", dashboard=lambda: "dashboard",
             trackers=list,

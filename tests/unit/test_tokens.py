@@ -40,7 +40,7 @@ def mode(path: Path) -> int:
 
 def test_a_set_has_a_token_for_every_role_and_only_its_owner_can_open_it(made: TokenSet) -> None:
     written = {role: made.path_of(role).read_text().strip() for role in Role}
-    assert len(set(written.values())) == 6
+    assert len(set(written.values())) == 7
     assert min(map(len, written.values())) >= 43
     keyring = Keyring(path=made.accepted_path)
     assert {role: keyring.role_of(token) for role, token in written.items()} == {role: role for role in Role}
@@ -51,7 +51,7 @@ def test_a_set_has_a_token_for_every_role_and_only_its_owner_can_open_it(made: T
 
 def test_what_services_accept_holds_no_token(made: TokenSet) -> None:
     accepted = made.accepted_path.read_text()
-    assert accepted.count("\n") == 6
+    assert accepted.count("\n") == 7
     for role in Role:
         assert made.path_of(role).read_text().strip() not in accepted
 
