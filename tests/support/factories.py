@@ -45,11 +45,12 @@ def make_request(
     min_version: int = 1,
     label: str = "",
     attempts: int = 0,
+    prompt: Prompt | None = None,
 ) -> RolloutRequest:
     """A request whose id is that of the prompt unless it is given."""
     return RolloutRequest(
         request_id=request_id or f"g-{prompt_id}",
-        prompt=make_prompt(prompt_id=prompt_id),
+        prompt=prompt or make_prompt(prompt_id=prompt_id),
         group_size=group_size,
         purpose=purpose,
         step=step,
