@@ -164,6 +164,7 @@ class Runner:
             listener=listener,
             base_url=http_url(reachable(host), port) + "/v1",
             keyring=keyring,
+            metrics=self.fleet.metrics,
             on_death=lambda error: self.fleet.stop_with(
                 error if isinstance(error, BapoError) else BapoError(f"the front of the agents failed: {error!r}")
             ),

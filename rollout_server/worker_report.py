@@ -38,7 +38,8 @@ class WorkerReport:
     """Share of the engine's KV cache in use, in [0, 1]; NaN: no cache."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counters: `groups/<purpose>/<result>`, `tokens/<purpose>`, `truncated/<purpose>`, `failed/<reason>`,
-    `verdict/<outcome>/<task>`, `undecided/<check>`; of histograms
+    `verdict/<outcome>/<task>`, `undecided/<check>`, `episodes/<event>`,
+    `episodes/failed/<reason>`; of histograms
     `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
     error: str = ""
     """Class name of the error that caused the failure."""

@@ -325,6 +325,22 @@ VERIFIERS = Row("Reward functions", (
               "{{reason}}"),)),
 ))  # fmt: skip
 
+AGENTS = Row("Agents", tuple(replace(panel, without_data="the run has no agents") for panel in (
+    Panel(title="Episodes", axis="episodes", help="open: an agent has it; waiting: for an agent.", lowest=0, stack=True,
+          queries=(Query("sum by (state) (bapo_episodes)", "{{state}}"),)),
+    Panel(title="Episodes and calls per minute", axis="1/min",
+          help="turn: calls of the model; fork: calls whose history was changed, which costs compute.", lowest=0,
+          queries=(Query(per_minute("bapo_episode_events_total", "event"), "{{event}}"),)),
+    Panel(title="Attempts without a reward", axis="attempts/min",
+          help="By reason; each begins again, a limited number of times, and none is a reward of 0.", lowest=0,
+          queries=(Query(per_minute("bapo_episode_failures_total", "reason"), "{{reason}}"),)),
+    Panel(title="Seconds per call", help="95th percentile: in the engine, and until the record is durable.", unit="s",
+          lowest=0, queries=(Query("histogram_quantile(0.95, sum by (le, phase) "
+                                   "(rate(bapo_episode_call_seconds_bucket[5m])))", "{{phase}}"),)),
+    Panel(title="Oldest open episode", help="Time since it was opened.", unit="s", lowest=0, queries=(
+        Query("max by (run) (bapo_episode_oldest_seconds)", "{{run}}"),)),
+)))  # fmt: skip
+
 BUFFER = Row("Buffer API and Redis", (
     Panel(title="Calls per second", help="By operation.", unit="reqps", lowest=0, queries=(
         Query("sum by (operation) (rate(bapo_buffer_operation_seconds_count[$__rate_interval])) > 0",
@@ -380,7 +396,7 @@ SYSTEM = Dashboard(
     title="BAPO / System",
     help="Bottleneck, workers, weights, reward functions, Redis, memory and disk. Generated: "
     "python -m deploy.monitoring",
-    rows=first_open(WAITS, WORKERS, AUTOSCALING, WEIGHTS, VERIFIERS, BUFFER, PROCESSES, CHECKPOINTS),
+    rows=first_open(WAITS, WORKERS, AUTOSCALING, WEIGHTS, VERIFIERS, AGENTS, BUFFER, PROCESSES, CHECKPOINTS),
     variables=("run", "worker"),
     links=links_to("Run", "Compute ledger"),
 )

@@ -35,6 +35,7 @@ from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.journal import BufferJournal
 from rollout_server.episodes.manager import Episodes, OpenGroup
 from rollout_server.episodes.recorder import Recorder
+from rollout_server.fleet.metrics import FleetMetrics
 from rollout_server.leases import Leases
 from rollout_server.worker_report import WorkerCounts
 
@@ -47,6 +48,9 @@ MAX_BODY_BYTES = 32 << 20
 """Of one call: a long conversation."""
 POLL_S = 0.25
 """Between two looks at the versions of the workers."""
+SHOW_S = 1.0
+FRONT = "agents"
+"""In the place of a worker's slot, among the counts of the fleet."""
 RETRY_S = 5.0
 """Pause before a claimed request is adopted again, when the buffer does not answer."""
 STOP_S = 2.0
@@ -65,6 +69,7 @@ class AgentFront:
         listener: socket,
         base_url: str,
         keyring: Keyring | None,
+        metrics: FleetMetrics,
         on_death: Callable[[BaseException], None],
     ) -> None:
         """
@@ -76,7 +81,7 @@ class AgentFront:
         """
         assert config.agents is not None
         self._config, self._ready, self._listener, self._base_url = config, ready, listener, base_url
-        self._keyring, self._on_death = keyring, on_death
+        self._keyring, self._metrics, self._on_death = keyring, metrics, on_death
         self._buffer = BufferClient(buffer_url)
         self._leases, self.counts = Leases(), WorkerCounts()
         self._grader = GraderPool(config.task, num_children=NUM_GRADERS)
@@ -148,13 +153,15 @@ class AgentFront:
             engines,
             encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
             decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
+            took=lambda phase, seconds: self.counts.observe("bapo_episode_call_seconds", phase, [seconds]),
         )
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
         app = self._guarded(await make_app(self._config, client))
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **SERVER_SETTINGS))
         self._delivery.start()
-        background = [asyncio.create_task(self._follow_versions()), asyncio.create_task(self._episodes.watch())]
+        loops = (self._follow_versions(), self._episodes.watch(), self._show())
+        background = [asyncio.create_task(loop) for loop in loops]
         log.info("agents may call %s", self._base_url)
         await self._server.serve(sockets=[self._listener])
         for task in (*background, *self._tasks):
@@ -183,6 +190,16 @@ class AgentFront:
                 await asyncio.to_thread(self._claims.claim_for, version)
                 known = version
             await asyncio.sleep(POLL_S)
+
+    async def _show(self) -> None:
+        """Metrics, once a second."""
+        while True:
+            episodes = self._episodes
+            self._metrics.count(FRONT, self.counts.snapshot())
+            self._metrics.agents(
+                num_open=episodes.num_open, num_waiting=episodes.num_waiting, oldest_s=episodes.oldest_s
+            )
+            await asyncio.sleep(SHOW_S)
 
     def _soon(self, function: Callable[[RolloutRequest], None] | Callable[[str], None], argument: object) -> None:
         """In the event loop."""

@@ -89,6 +89,8 @@ class Handle:
     group: OpenGroup
     episode: Episode
     key: str
+    opened: float
+    """Monotonic time."""
     heard: float
     """Monotonic time of the agent's last sign of life."""
     num_calls: int = 0
@@ -131,6 +133,12 @@ class Episodes:
     def num_open(self) -> int:
         """Episodes that agents have."""
         return len(self._handles)
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest open episode was opened; 0 without one."""
+        opened = min((handle.opened for handle in self._handles.values()), default=None)
+        return 0.0 if opened is None else self.now() - opened
 
     @property
     def num_waiting(self) -> int:
@@ -259,7 +267,8 @@ class Episodes:
         return self._handles[key]
 
     def _take(self, group: OpenGroup, episode: Episode) -> None:
-        self._handles[episode.key] = Handle(group=group, episode=episode, key=episode.key, heard=self.now())
+        now = self.now()
+        self._handles[episode.key] = Handle(group=group, episode=episode, key=episode.key, opened=now, heard=now)
 
     async def _append(self, handle: Handle, event: Event) -> None:
         """Durable first, then known. Once begun it ends, whether or not its caller waits."""

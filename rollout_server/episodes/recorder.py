@@ -6,6 +6,7 @@ for every other response. Recorded is what the engine saw and sampled, whatever 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,12 +62,17 @@ class Recorder:
         *,
         encode: Callable[[str], list[int]],
         decode: Callable[[Sequence[int]], str],
+        took: Callable[[str, float], None] = lambda phase, seconds: None,
     ) -> None:
-        """`encode`, `decode`: of the model's tokenizer, without adding and with all special tokens."""
+        """
+        Args:
+            encode, decode: of the model's tokenizer, without adding and with all special tokens.
+            took: called with the seconds of each phase of a call: engine, journal.
+        """
         assert config.agents is not None
         self._config, self._settings = config, config.agents
         self._episodes, self._engines = episodes, engines
-        self._encode, self._decode = encode, decode
+        self._encode, self._decode, self._took = encode, decode, took
 
     async def sample(self, call: ModelCall) -> Reply:
         """Sample, record, then reply. A retry of a call that is recorded gets its reply again.
@@ -95,12 +101,14 @@ class Recorder:
             stop=call.stop,
             context=request,
         )
+        began = time.monotonic()
         completed = await self._engines.generate(
             completion,
             affinity=request.request_id,
             min_version=request.min_version,
             timeout_s=rollout.start_timeout_s,
         )
+        sampled_at = time.monotonic()
         sequence = completed.sequences[0]
         mark = NO_MARK if call.text is None else text_mark(call.text + self._decode(sequence.token_ids.tolist()))
         turn = sampled_turn(
@@ -112,6 +120,8 @@ class Recorder:
             mark=mark,
         )
         await self._episodes.record(handle, turn)
+        self._took("engine", sampled_at - began)
+        self._took("journal", time.monotonic() - sampled_at)
         return _reply(found.token_ids, turn)
 
     def _max_tokens(self, handle: Handle, found: Continuation, wanted: int) -> int:

@@ -37,6 +37,10 @@ class FleetMetrics:
         self._sync_bytes = telemetry.counter("bapo_sync_bytes_total")
         self._sync_failures = telemetry.counter("bapo_sync_failures_total")
         self._undecided = telemetry.counter("bapo_sync_undecided_total")
+        self._episodes = telemetry.gauge("bapo_episodes")
+        self._oldest_s = telemetry.gauge("bapo_episode_oldest_seconds")
+        self._events = telemetry.counter("bapo_episode_events_total")
+        self._failures = telemetry.counter("bapo_episode_failures_total")
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
         self._counts: dict[str, Mapping[str, int]] = {}
@@ -45,13 +49,9 @@ class FleetMetrics:
     def observe(self, slot: str, state: str, report: WorkerReport) -> None:
         """Add the report of the worker in `slot`; the counts of a new worker start at zero."""
         with self._lock:
-            before, self._counts[slot] = self._counts.get(slot, {}), report.counts
             self._states[slot] = state
             self._show_states()
-        if any(report.counts.get(key, 0) < count for key, count in before.items()):
-            before = {}  # counts only increase: this is a new worker
-        for key, count in report.counts.items():
-            self._add(key, count - before.get(key, 0))
+        self.count(slot, report.counts)
         self._inflight.labels(worker=slot).set(report.inflight)
         self._version.labels(worker=slot).set(report.policy_version)
         self._up.labels(worker=slot).set(state == "ready")
@@ -60,6 +60,21 @@ class FleetMetrics:
         self._engine.labels(worker=slot, state="running").set(report.running)
         self._engine.labels(worker=slot, state="waiting").set(report.waiting)
         self._cache.labels(worker=slot).set(report.kv_cache_usage)
+
+    def count(self, slot: str, counts: Mapping[str, int]) -> None:
+        """Add what has been counted since the last time. `counts`: of `WorkerReport`."""
+        with self._lock:
+            before, self._counts[slot] = self._counts.get(slot, {}), counts
+        if any(counts.get(key, 0) < count for key, count in before.items()):
+            before = {}  # counts only increase: this is a new worker
+        for key, count in counts.items():
+            self._add(key, count - before.get(key, 0))
+
+    def agents(self, *, num_open: int, num_waiting: int, oldest_s: float) -> None:
+        """Show the episodes of agents. `oldest_s`: since the oldest open one was opened."""
+        self._episodes.labels(state="open").set(num_open)
+        self._episodes.labels(state="waiting").set(num_waiting)
+        self._oldest_s.set(oldest_s)
 
     def forget(self, slot: str) -> None:
         """Remove the series of a slot that has ended."""
@@ -98,6 +113,12 @@ class FleetMetrics:
         elif kind == "verdict":
             outcome, _, task = rest.partition("/")
             self._verdicts.labels(task=task, outcome=outcome).inc(count)
+        elif kind == "episodes":
+            event, _, reason = rest.partition("/")
+            if reason:
+                self._failures.labels(reason=reason).inc(count)
+            else:
+                self._events.labels(event=event).inc(count)
         elif kind in ("seen", "sum"):
             self._add_seen(kind, rest, count)
 

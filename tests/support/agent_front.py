@@ -13,11 +13,14 @@ import pytest
 
 from bapo.config.tree import Config
 from bapo.core.types import RolloutRequest, WeightUpdate
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
 from bapo.transport.listen import listen
 from rollout_server.episodes import front as front_module
 from rollout_server.episodes.engine_calls import ReadyWorker
 from rollout_server.episodes.front import AgentFront
+from rollout_server.fleet.metrics import FleetMetrics
 from rollout_server.fleet.worker_handle import LocalHandle
 from rollout_server.worker import Worker
 from tests.support.rollout import InstantGrader, MemoryBuffer
@@ -118,6 +121,7 @@ def staged(config: Config, requests: Sequence[RolloutRequest], patch: pytest.Mon
         listener=listener,
         base_url=f"{url}/v1",
         keyring=None,
+        metrics=FleetMetrics(Telemetry(Process.ROLLOUT_SERVER, run="test"), "lookup"),
         on_death=deaths.append,
     )
     stage.front.start()

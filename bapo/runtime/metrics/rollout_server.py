@@ -9,6 +9,8 @@ HERE = (Process.ROLLOUT_SERVER,)
 
 OUTCOMES = ("correct", "partial", "wrong", "busy", "error", "timeout", "killed")
 
+EPISODE_FAILURES = ("ungraded", "given_back", "silent")
+
 SAMPLING = (
     Metric(
         "bapo_rollout_groups_total", "counter",
@@ -145,4 +147,31 @@ WEIGHTS = (
     ),
 )  # fmt: skip
 
-METRICS = (*SAMPLING, *WORKERS, *SCALING, *VERIFIERS, *WEIGHTS)
+AGENTS = (
+    Metric(
+        "bapo_episodes", "gauge", "Episodes of agents. open: an agent has it; waiting: for an agent.",
+        "system/Agents", HERE, (Label("state", ("open", "waiting")),),
+    ),
+    Metric(
+        "bapo_episode_oldest_seconds", "gauge", "Time since the oldest open episode was opened.",
+        "system/Agents", HERE,
+    ),
+    Metric(
+        "bapo_episode_events_total", "counter",
+        "Episodes opened and ended with a reward, calls of the model (turn), and calls whose history was changed, "
+        "so that it could not be continued (fork).",
+        "system/Agents", HERE, (Label("event", ("opened", "turn", "fork", "ended")),),
+    ),
+    Metric(
+        "bapo_episode_failures_total", "counter",
+        "Attempts at an episode that ended without a reward, by reason; none counts as a reward of 0.",
+        "system/Agents", HERE, (Label("reason", EPISODE_FAILURES),),
+    ),
+    Metric(
+        "bapo_episode_call_seconds", "histogram",
+        "Time of a call of the model in the engine, and until its record is durable (journal).",
+        "system/Agents", HERE, (Label("phase", ("engine", "journal")),), added_up=True,
+    ),
+)  # fmt: skip
+
+METRICS = (*SAMPLING, *WORKERS, *SCALING, *VERIFIERS, *WEIGHTS, *AGENTS)
