@@ -154,7 +154,7 @@ class Runner:
         settings = self._config.agents
         if settings is None:
             return
-        listener = listen(host, settings.port, what="the address of the agents", key="agents.port")
+        listener = self._listen_to_agents(host, settings.port)
         port = int(listener.getsockname()[1])
         self.front = AgentFront(
             self._config,
@@ -171,6 +171,16 @@ class Runner:
         )
         self._run.write_port(AGENTS, port)
         self.front.start()
+
+    def _listen_to_agents(self, host: str, port: int) -> socket.socket:
+        """With port 0 the one from before a restart, which agents have been told."""
+        what, before = "the address of the agents", self._run.read_port(AGENTS)
+        if not port and before:
+            try:
+                return listen(host, before, what=what, key="agents.port")
+            except ConfigError:
+                log.info("port %d of the agents is taken: they are told another", before)
+        return listen(host, port, what=what, key="agents.port")
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Start; returns immediately. `on_end` is called when the fleet has failed."""

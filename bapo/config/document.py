@@ -51,8 +51,8 @@ Port 0 is a free port.
 def document() -> str:
     parts = [INTRODUCTION, *_presets(), *_names()]
     for name, field in Config.model_fields.items():
-        if is_section(field.annotation):
-            parts += _section(name, field.annotation)
+        if (section := section_of(field.annotation)) is not None:
+            parts += _section(name, section)
     parts += _methods()
     return "\n".join(parts)
 
