@@ -111,6 +111,16 @@ def reached_at(url: str, address: str) -> str:
     return http_url(address, parts.port or 80) if is_wildcard(parts.hostname or "") else url
 
 
+def _reached_by_agents(host: str) -> str:
+    """The host in the `base_url` of an episode: of several servers the one that has the episode."""
+    if not is_wildcard(host):
+        return reachable(host)
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:  # a host that cannot resolve its own name
+        return reachable(host)
+
+
 class Runner:
     """Starts and stops the fleet; the API is available from the start."""
 
@@ -162,7 +172,7 @@ class Runner:
             buffer_url=self._url,
             ready=lambda: [ReadyWorker(*found) for found in self.fleet.ready_workers()],
             listener=listener,
-            base_url=http_url(reachable(host), port) + "/v1",
+            base_url=http_url(_reached_by_agents(host), port) + "/v1",
             keyring=keyring,
             metrics=self.fleet.metrics,
             on_death=lambda error: self.fleet.stop_with(

@@ -16,7 +16,7 @@ secret() {
     kubectl create secret generic "$1" --namespace "$namespace" --from-file="$2" --dry-run=client --output yaml
     echo ---
 }
-for role in worker learner scheduler evaluator viewer; do secret "bapo-$role" "token=$folder/$role/token"; done
+for role in worker learner scheduler evaluator agent viewer; do secret "bapo-$role" "token=$folder/$role/token"; done
 secret bapo-accepted "tokens=$folder/accepted/tokens"
 secret bapo-redis "password=$folder/redis/password"
 secret bapo-redis-acl "users.acl=$folder/acl/users.acl"

@@ -17,7 +17,7 @@ from bapo.core.errors import ConfigError
 from bapo.core.user_code import load_function
 from bapo.runtime.process import Flags, run_process
 from bapo.transport.endpoints import agents_url
-from bapo.transport.episode_client import EpisodeClient
+from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
 from services.agents.runner import AgentRunner, Rollout
 
 START_TIMEOUT_S = 600.0
@@ -44,9 +44,12 @@ def main(flags: Flags) -> None:
 async def _run(settings: AgentsConfig, rollout: Rollout, url: str) -> None:
     # One client, whose copies share its connections: a new one takes 20 ms.
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=MAX_RETRIES, timeout=CALL_TIMEOUT_S)
-    runner = AgentRunner(
-        settings, rollout, EpisodeClient(url), lambda episode: client.with_options(api_key=episode.key)
-    )
+
+    def make_client(episode: OpenedEpisode) -> AsyncOpenAI:
+        # Its own address: of several rollout servers behind `url`, the one that has the episode.
+        return client.with_options(base_url=episode.base_url, api_key=episode.key)
+
+    runner = AgentRunner(settings, rollout, EpisodeClient(url), make_client, EpisodeClient)
     task = asyncio.ensure_future(runner.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

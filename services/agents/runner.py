@@ -44,9 +44,16 @@ class AgentRunner:
         rollout: Rollout,
         service: EpisodeClient,
         make_client: Callable[[OpenedEpisode], OpenAIClient],
+        make_service: Callable[[str], EpisodeClient],
     ) -> None:
-        """`make_client`: an `AsyncOpenAI` for an episode."""
+        """
+        Args:
+            service: opens episodes.
+            make_client: an `AsyncOpenAI` for an episode.
+            make_service: the client of the server at a URL, which has an episode.
+        """
         self._settings, self._rollout, self._service, self._make_client = settings, rollout, service, make_client
+        self._make_service, self._services = make_service, dict[str, EpisodeClient]()
         self._running: dict[asyncio.Task[None], OpenedEpisode] = {}
         self._reporting: set[str] = set()
         """Keys of those that have ended, whose report is on its way."""
@@ -76,6 +83,12 @@ class AgentRunner:
             await asyncio.sleep(PAUSE_S)
             return []
 
+    def _service_of(self, episode: OpenedEpisode) -> EpisodeClient:
+        url = episode.base_url.removesuffix("/v1")
+        if url not in self._services:
+            self._services[url] = self._make_service(url)
+        return self._services[url]
+
     def _end(self, task: asyncio.Task[None]) -> None:
         self._reporting.discard(self._running.pop(task).key)
         self._freed.set()
@@ -97,7 +110,8 @@ class AgentRunner:
 
     async def _reported(self, episode: OpenedEpisode) -> Callable[[], str]:
         """Run an episode. Returns: the call that reports its end."""
-        ungraded = partial(self._service.ungraded, episode.key)
+        service = self._service_of(episode)
+        ungraded = partial(service.ungraded, episode.key)
         client = self._make_client(episode)
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -113,13 +127,13 @@ class AgentRunner:
         if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
             log.warning("episode %s: rollout returned %r, which is no reward in [0, 1]", episode.episode_id, reward)
             return partial(ungraded, f"rollout returned {reward!r:.100}, which is no reward in [0, 1]")
-        return partial(self._service.reward, episode.key, float(reward))
+        return partial(service.reward, episode.key, float(reward))
 
     async def _beat(self, episode: OpenedEpisode) -> None:
         while True:
             await asyncio.sleep(episode.lease_s / BEATS_PER_LEASE)
             try:
-                await asyncio.to_thread(self._service.heartbeat, episode.key)
+                await asyncio.to_thread(self._service_of(episode).heartbeat, episode.key)
             except BapoError as error:
                 log.debug("heartbeat of %s: %s", episode.episode_id, error)
 
@@ -131,7 +145,7 @@ class AgentRunner:
                 calls.append(task)
             else:
                 task.cancel()
-                calls.append(asyncio.to_thread(self._service.give_back, episode.key, "stopped"))
+                calls.append(asyncio.to_thread(self._service_of(episode).give_back, episode.key, "stopped"))
         try:
             async with asyncio.timeout(GIVE_BACK_S):
                 await asyncio.gather(*calls, return_exceptions=True)

@@ -36,6 +36,7 @@ OWN = {
     "learner-gpu": {"learner"},
     "scheduler": {"scheduler"},
     "evaluator": {"evaluator"},
+    "agents": {"agent"},
     "dashboard": {"viewer"},
     "create": set(),
     "redis": set(),

@@ -69,11 +69,18 @@ class Service:
         self.ends.append((key, f"given back: {reason}"))
 
 
+def runner_of(settings: AgentsConfig, rollout: Rollout, service: Any) -> AgentRunner:
+    """A runner whose clients are the keys of their episodes."""
+    return AgentRunner(settings, rollout, service, lambda episode: episode.key, lambda url: service)
+
+
 def run(rollout: Rollout, service: Service, *, num: int, **settings: Any) -> list[tuple[str, object]]:
     """Run until `num` episodes have ended."""
 
     async def until_ended() -> None:
-        runner = AgentRunner(AgentsConfig(**settings), rollout, service, lambda episode: episode.key)  # type: ignore[arg-type]
+        runner = AgentRunner(
+            AgentsConfig(**settings), rollout, service, lambda episode: episode.key, lambda url: service
+        )  # type: ignore[arg-type, return-value]
         task = asyncio.create_task(runner.run())
         await until(lambda: len(service.ends) >= num)
         task.cancel()
@@ -156,7 +163,7 @@ def test_a_runner_that_is_stopped_gives_its_episodes_back() -> None:
         return 1.0
 
     async def stopped() -> None:
-        runner = AgentRunner(AgentsConfig(), rollout, service, lambda episode: None)  # type: ignore[arg-type]
+        runner = runner_of(AgentsConfig(), rollout, service)
         task = asyncio.create_task(runner.run())
         await until(lambda: len(started) == 2)
         task.cancel()
