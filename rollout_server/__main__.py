@@ -183,13 +183,13 @@ class Runner:
         self.front.start()
 
     def _listen_to_agents(self, host: str, port: int) -> socket.socket:
-        """With port 0 the one from before a restart, which agents have been told."""
+        """With port 0 the one from before a restart, which agents know."""
         what, before = "the address of the agents", self._run.read_port(AGENTS)
         if not port and before:
             try:
                 return listen(host, before, what=what, key="agents.port")
             except ConfigError:
-                log.info("port %d of the agents is taken: they are told another", before)
+                log.info("port %d of the agents is taken: they need another", before)
         return listen(host, port, what=what, key="agents.port")
 
     def start(self, on_end: Callable[[], None]) -> None:

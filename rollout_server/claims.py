@@ -1,7 +1,7 @@
 """Claims of requests, and the renewal of their leases, in two threads.
 
 buffer --claim--> Leases, on_request        as many as there is room for, and one more claim when new weights come
-Leases --renew--> buffer, on_lost           a lease that was lost: somebody else samples the request
+Leases --renew--> buffer, on_lost           a lease that was lost: another holder samples the request
 """
 
 from __future__ import annotations

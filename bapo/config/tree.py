@@ -55,6 +55,8 @@ class RunConfig(Frozen):
 
 
 SHORT_STEPS = 20
+PREFIX_ADVANTAGES = ("tempo", "tree")
+"""Credit by shared prefixes of sampled tokens."""
 TargetGroup = Literal["all", "attention", "mlp"]
 
 
@@ -109,7 +111,7 @@ class TaskConfig(Frozen):
     """Prompts and reward."""
 
     name: str = "countdown"
-    """`countdown`, `dataset`, `mathematics`, `reasoning_gym:NAME`, `chain`, `geometry`, or your own factory
+    """`countdown`, `dataset`, `mathematics`, `reasoning_gym:NAME`, `chain`, `lookup`, `geometry`, or your own factory
     (docs/your_task.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
@@ -375,6 +377,15 @@ class Config(Frozen):
         ):
             if is_set:
                 raise ValueError(f"[agents] with {what}: an episode is sampled call by call; remove one of the two")
+        if self.rollout.engine != "vllm":
+            raise ValueError(
+                f"[agents] with rollout.engine = {self.rollout.engine!r}: agents call vLLM's routes; set it to vllm"
+            )
+        if self.loss.advantage in PREFIX_ADVANTAGES:
+            raise ValueError(
+                f"[agents] with loss.advantage = {self.loss.advantage!r}, which compares the beginnings of responses: "
+                "episodes differ in what their tools said; use group"
+            )
         most = self.agents.max_tokens
         if most is not None and most > self.learner.microbatch_tokens:
             raise ValueError(

@@ -1,10 +1,10 @@
 """An episode: one response of a group, sampled turn by turn for an agent. Pure, and rebuilt from its events.
 
     opened --turn, turn, ...--> ended(reward): a response of its group
-                          \\---> failed: no reward; the next `opened` begins it anew, with another key
+                          \\---> failed: no reward; the next `opened` begins it again, with another key
 
 Events are what the journal holds, in order. The key of an episode is the API key of its agent: who has it may call, and
-nobody else; the key of a failed attempt is dead.
+no other; the key of a failed attempt is dead.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def unpack_event(data: bytes) -> Event:
 
 
 def new_key() -> str:
-    """A key that nobody can guess. Its look is that of the keys that SDKs check."""
+    """A key that cannot be guessed. Its look is that of the keys that SDKs check."""
     return f"sk-bapo-{secrets.token_urlsafe(KEY_BYTES)}"
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 WATCH_S = 1.0
 """Between two looks for silent agents."""
 MAX_REMEMBERED = 100_000
-"""Ended episodes whose reward is remembered, so that a repeated one is told from another."""
+"""Ended episodes whose reward is remembered, so that a repeated one is distinguished from another."""
 
 
 class Journal(Protocol):
@@ -59,7 +59,7 @@ class Journal(Protocol):
 
 
 class LeaseLostError(UnavailableError):
-    """Somebody else holds the request."""
+    """Another holder has the request."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -166,7 +166,7 @@ class Episodes:
         await self._notify()
 
     def lose(self, request_id: str) -> None:
-        """Somebody else has the request: its keys are dead here."""
+        """Another holder has the request: its keys are dead here."""
         if (group := self._groups.get(request_id)) is not None:
             self._close(group)
 

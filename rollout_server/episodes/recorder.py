@@ -32,7 +32,7 @@ class ModelCall:
     digest: str
     """Of its request."""
     is_retry: bool = False
-    """Whether the client says that it asks again because a reply was lost."""
+    """Whether the client says that it is a retry, because a reply was lost."""
     text: str | None
     """The rendered prompt; None: it sent ids."""
     token_ids: Sequence[int]

@@ -125,8 +125,8 @@ class AgentRunner:
         if reward is None:
             return partial(ungraded, "rollout returned None")
         if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
-            log.warning("episode %s: rollout returned %r, which is no reward in [0, 1]", episode.episode_id, reward)
-            return partial(ungraded, f"rollout returned {reward!r:.100}, which is no reward in [0, 1]")
+            log.warning("episode %s: rollout returned %r, not a reward in [0, 1]", episode.episode_id, reward)
+            return partial(ungraded, f"rollout returned {reward!r:.100}, not a reward in [0, 1]")
         return partial(service.reward, episode.key, float(reward))
 
     async def _beat(self, episode: OpenedEpisode) -> None:

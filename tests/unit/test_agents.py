@@ -101,9 +101,9 @@ def test_the_reward_of_a_rollout_is_that_of_its_episode() -> None:
     ("outcome", "message"),
     [
         (None, "returned None"),
-        (1.5, "returned 1.5, which is no reward"),
-        (float("nan"), "returned nan, which is no reward"),
-        ("1", "returned '1', which is no reward"),
+        (1.5, "returned 1.5, not a reward"),
+        (float("nan"), "returned nan, not a reward"),
+        ("1", "returned '1', not a reward"),
         (ValueError("no browser"), "ValueError: no browser (test_agents.py line "),
         (None, "None"),
     ],
