@@ -68,8 +68,8 @@ class OpenGroup:
 
     request: RolloutRequest
     episodes: dict[int, Episode] = field(default_factory=dict)
-    num_entries: int = 0
-    """In the journal."""
+    entries: list[bytes] = field(default_factory=list)
+    """Of the journal, as far as they are known to be in it."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_uncertain: bool = False
     """An append did not answer: the journal may have its event."""
@@ -148,7 +148,7 @@ class Episodes:
     async def adopt(self, request: RolloutRequest) -> None:
         """Offer the episodes of a claimed request, and continue those in its journal. Raises: UnavailableError."""
         entries = await self._journal.read(request.request_id)
-        group = OpenGroup(request=request, num_entries=len(entries))
+        group = OpenGroup(request=request, entries=entries)
         try:
             group.episodes = replayed([unpack_event(entry) for entry in entries])
         except ContractError as error:
@@ -286,21 +286,33 @@ class Episodes:
         request_id = group.request.request_id
         async with group.lock:
             if group.is_uncertain:
-                for entry in (await self._journal.read(request_id))[group.num_entries :]:
-                    self._apply(group, unpack_event(entry))
-                group.is_uncertain = False
+                await self._catch_up(group)
             check()
             if group.is_over:
                 raise LeaseLostError(f"request {request_id} is not ours any more")
+            entry = pack_event(event)
             try:
-                await self._journal.append(request_id, group.num_entries, [pack_event(event)])
+                await self._journal.append(request_id, len(group.entries), [entry])
             except BaseException:
                 group.is_uncertain = True
                 raise
-            self._apply(group, event)
+            self._apply(group, entry, event)
 
-    def _apply(self, group: OpenGroup, event: Event) -> None:
-        group.num_entries += 1
+    async def _catch_up(self, group: OpenGroup) -> None:
+        """An append may have been stored although it failed; and Redis may have lost the newest entries."""
+        request_id, known = group.request.request_id, group.entries
+        found = await self._journal.read(request_id)
+        if found != known[: len(found)] and known != found[: len(known)]:
+            self._close(group)
+            raise LeaseLostError(f"the journal of request {request_id} is another one")
+        if missing := known[len(found) :]:
+            await self._journal.append(request_id, len(found), missing)
+        for entry in found[len(known) :]:
+            self._apply(group, entry, unpack_event(entry))
+        group.is_uncertain = False
+
+    def _apply(self, group: OpenGroup, entry: bytes, event: Event) -> None:
+        group.entries.append(entry)
         episode = group.episodes.get(event.index)
         if episode is not None:
             episode.apply(event)

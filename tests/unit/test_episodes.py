@@ -198,6 +198,31 @@ async def test_an_append_that_was_not_stored_leaves_nothing() -> None:
 
 
 @in_loop
+async def test_entries_that_redis_has_lost_are_written_again() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    await front.episodes.record(handle, turn(0, call="one"))
+    whole = list(front.journal.entries["g-a"])
+    del front.journal.entries["g-a"][1:]
+    with pytest.raises(UnavailableError, match="1 entries, not 3"):
+        await front.episodes.record(handle, turn(0, call="two"))
+    await front.episodes.record(handle, turn(0, call="two"))
+    assert front.journal.entries["g-a"] == [*whole, pack_event(turn(0, call="two"))]
+
+
+@in_loop
+async def test_a_journal_that_is_not_ours_is_not_continued() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    front.journal.entries["g-a"] = [pack_event(Opened(index=0, key="another"))]
+    for _ in range(2):
+        with pytest.raises((UnavailableError, GoneError)):
+            await front.episodes.record(handle, turn(0))
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(handle.key)
+
+
+@in_loop
 async def test_a_front_without_the_lease_records_nothing_and_its_keys_are_dead() -> None:
     front = Front()
     first, second = await opened(front)
