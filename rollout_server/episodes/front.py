@@ -110,6 +110,7 @@ class AgentFront:
             BufferJournal(holder_id, self._buffer),
             deliver=self._deliver,
             refuse=self._refuse,
+            lost=lambda request: self._leases.remove(request.request_id),
             count=lambda name: self.counts.add(f"episodes/{name}"),
         )
         self._loop: asyncio.AbstractEventLoop | None = None

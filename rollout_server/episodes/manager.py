@@ -107,6 +107,7 @@ class Episodes:
         *,
         deliver: Callable[[OpenGroup], None],
         refuse: Callable[[RolloutRequest, str, str], None],
+        lost: Callable[[RolloutRequest], None] = lambda _: None,
         count: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,10 +115,12 @@ class Episodes:
         Args:
             deliver: called with a complete group.
             refuse: called with a request that cannot be completed, a reason and details.
+            lost: called with a request whose lease is found to be lost, so that a later claim of it is a new one.
             count: called with the name of each event: opened, turn, fork, ended, failed/<reason>.
         """
         self._settings, self._journal = settings, journal
-        self._deliver, self._refuse, self._count, self.now = deliver, refuse, count, now
+        self._deliver, self._refuse, self._lost = deliver, refuse, lost
+        self._count, self.now = count, now
         self._groups: dict[str, OpenGroup] = {}
         self._waiting: deque[tuple[OpenGroup, int]] = deque()
         self._changed = asyncio.Condition()
@@ -180,7 +183,7 @@ class Episodes:
             try:
                 found.append(await self._open(group, index))
             except LeaseLostError:
-                self._close(group)
+                self._drop(group)
             except BaseException:
                 self._waiting.appendleft((group, index))
                 raise
@@ -275,7 +278,7 @@ class Episodes:
         try:
             await asyncio.shield(self._store(handle.group, event, lambda: self._require_open(handle)))
         except LeaseLostError:
-            self._close(handle.group)
+            self._drop(handle.group)
             raise GoneError("this episode was given to another server, which begins it again") from None
 
     def _require_open(self, handle: Handle) -> None:
@@ -303,7 +306,6 @@ class Episodes:
         request_id, known = group.request.request_id, group.entries
         found = await self._journal.read(request_id)
         if found != known[: len(found)] and known != found[: len(known)]:
-            self._close(group)
             raise LeaseLostError(f"the journal of request {request_id} is another one")
         if missing := known[len(found) :]:
             await self._journal.append(request_id, len(found), missing)
@@ -324,6 +326,12 @@ class Episodes:
     def _finish(self, group: OpenGroup) -> None:
         self._close(group)
         self._deliver(group)
+
+    def _drop(self, group: OpenGroup) -> None:
+        """Its lease is lost."""
+        if not group.is_over:
+            self._close(group)
+            self._lost(group.request)
 
     def _close(self, group: OpenGroup) -> None:
         group.is_over = True

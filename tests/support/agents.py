@@ -56,12 +56,14 @@ class Front:
         self.delivered: list[OpenGroup] = []
         self.refused: list[tuple[str, str]] = []
         self.counted: list[str] = []
+        self.lost: list[str] = []
         self.clock = 0.0
         self.episodes = Episodes(
             AgentsConfig(**settings),
             self.journal,
             deliver=self.delivered.append,
             refuse=lambda request, reason, detail: self.refused.append((request.request_id, reason)),
+            lost=lambda request: self.lost.append(request.request_id),
             count=self.counted.append,
             now=lambda: self.clock,
         )

@@ -231,6 +231,19 @@ async def test_a_front_without_the_lease_records_nothing_and_its_keys_are_dead()
         await front.episodes.record(first, turn(0))
     with pytest.raises(GoneError):
         front.episodes.handle_of(second.key)
+    assert front.lost == ["g-a"], "a claim of it is a new one"
+    front.journal.is_lost = False
+    await front.episodes.adopt(REQUEST)
+    assert front.episodes.handle_of(first.key).episode.turns == []
+
+
+@in_loop
+async def test_a_lease_that_is_lost_while_an_episode_is_opened_is_given_up() -> None:
+    front = Front()
+    await front.episodes.adopt(REQUEST)
+    front.journal.is_lost = True
+    assert await front.episodes.open(1, 0.0) == []
+    assert front.lost == ["g-a"]
 
 
 @in_loop
