@@ -107,7 +107,7 @@ class Episodes:
         *,
         deliver: Callable[[OpenGroup], None],
         refuse: Callable[[RolloutRequest, str, str], None],
-        lost: Callable[[RolloutRequest], None] = lambda _: None,
+        lost: Callable[[RolloutRequest], object] = lambda _: None,
         count: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
