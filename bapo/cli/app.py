@@ -15,7 +15,7 @@ from bapo.cli.buffer import files, inspect, maintain
 from bapo.cli.elsewhere import OfStudies, Root, said_to_be_missing
 from bapo.cli.help import HELP, Command, Panel, group
 from bapo.cli.recorded import replay, report, whatif
-from bapo.cli.running import logs, monitor, runs, stop
+from bapo.cli.running import agent, logs, monitor, runs, stop
 from bapo.cli.training import export, init, train, up
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
@@ -74,6 +74,7 @@ _add(Panel.RUNS, runs.status)
 _add(Panel.RUNS, monitor.watch)
 _add(Panel.RUNS, logs.logs)
 _add(Panel.RUNS, monitor.scale)
+_add(Panel.RUNS, agent.agent)
 _add(Panel.RUNS, stop.stop)
 _add(Panel.INSPECT, monitor.view)
 _add(Panel.INSPECT, report.report)

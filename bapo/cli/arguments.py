@@ -87,7 +87,9 @@ def load_named(tokens: Sequence[str] | None, *, free_ports: bool = False) -> Con
     """
     files, overrides = split_tokens(tokens or [])
     if free_ports:
-        overrides = [*(f"--{key}=0" for key in known_keys() if key.endswith(".port")), *overrides]
+        with_agents = load_config(files, overrides).agents is not None  # a key of a section makes the section
+        ports = [key for key in known_keys() if key.endswith(".port") and (with_agents or key != "agents.port")]
+        overrides = [*(f"--{key}=0" for key in ports), *overrides]
     config = load_config(files, overrides)
     if config.run.name != AUTO:
         return config
