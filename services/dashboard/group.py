@@ -62,7 +62,7 @@ def exported_group(view: RunView) -> Iterable[dict[str, Any]]:
     for step in reversed(view.run.token_files.steps()):
         sizes: dict[str, int] = {}
         for head in view.run.token_files.read_heads(step):
-            sizes[head["group_id"]] = sizes.get(head["group_id"], 0) + min(TOKENS, head["num_tokens"])
+            sizes[head["group_id"]] = sizes.get(head["group_id"], 0) + min(TOKENS, head["num_shown"])
         for group_id, size in sizes.items():
             room -= size
             if room < 0:

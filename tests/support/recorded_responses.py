@@ -9,6 +9,7 @@ from typing import Any
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.responses import TokenRow
+from bapo.runtime.run_directory.transcripts import TurnText
 from tests.support.synthetic_runs import metrics_row, result, write_run
 
 GROUP = "hard@2"
@@ -53,6 +54,26 @@ def text_row(row: int, text: str, *, group: str = "easy@2", step: int = 2, **cha
     none = dict.fromkeys(("origin", "advantage", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped"))
     alone = {"token_ids": list(range(7)), "reward": 1.0, "extracted": f"easy {row}"}
     return token_row(row, [text], group=group, step=step, **{**none, **alone, **changed})
+
+
+def _episode() -> list[TokenRow]:
+    pieces = ["get(a)", "<eos>", "calc", "(37+5)", "<eos>", "42"]
+    turns = [(-1, 2, ""), (0, 3, "<tool>37<assistant>"), (1, 1, "<tool>42<assistant>")]
+    forked = [(-1, 2, ""), (0, 3, "<tool>37<assistant>"), (0, 1, f"<tool>{HOSTILE}"), (-2, 2, "<user>a summary")]
+
+    def of(turns: list[tuple[int, int, str]]) -> list[TurnText]:
+        return [TurnText(parent=parent, num_tokens=size, context=context) for parent, size, context in turns]
+
+    seen = {"group": "agent@2", "engine_prompt": "<user>a+5<assistant>", "prompt": "a+5"}
+    return [
+        token_row(0, pieces, turns=tuple(of(turns)), **seen),
+        token_row(1, [*pieces, "no", "<eos>"], turns=tuple(of(forked)), **seen),
+        token_row(2, ["5"], **seen),
+    ]
+
+
+EPISODE = _episode()
+"""Three episodes: one whose history grows, one with a fork and a new history, and one of a single turn."""
 
 
 def write_rollout_run(path: Path) -> RunDirectory:
