@@ -16,7 +16,7 @@ from bapo.core.errors import UnavailableError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
-from bapo.runtime.run_directory.transcripts import TurnText, fork_of
+from bapo.runtime.run_directory.transcripts import TurnText
 from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.response_rows import Recorded, RowMaker, TokenTexts
 from learner.diagnostics.step_report import TokenValues
@@ -264,21 +264,6 @@ def test_a_file_from_before_images_and_episodes_is_read(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).drop_columns(["images"]), path)
     assert files.read_group(1, "a") == [row("a")]
     assert files.read_heads(1)[0]["text"] == "2!"
-
-
-@pytest.mark.parametrize(
-    ("turn", "parent", "words"),
-    [
-        (0, -1, ""),
-        (0, -2, ""),
-        (1, 0, ""),
-        (2, 0, "fork: continues turn 0"),
-        (2, -1, "history was changed: starts again after the prompt"),
-        (2, -2, "history was changed: starts again"),
-    ],
-)
-def test_a_fork_says_where_it_continues(turn: int, parent: int, words: str) -> None:
-    assert fork_of(turn, parent) == words
 
 
 def values_like(batch: Batch) -> TokenValues:

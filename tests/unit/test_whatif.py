@@ -24,7 +24,6 @@ from bapo.whatif.explanation import explain, find_prompt, meanings
 from bapo.whatif.simulation import SimulatedStep, Source, as_recorded, compare, what_if
 from services.dashboard.history import History
 from tests.support.factories import make_result
-from tests.support.recorded_responses import EPISODE
 
 G = 8
 FRESH = [
@@ -263,40 +262,6 @@ def test_the_command_explains_one_prompt_or_all_of_a_step(tmp_path: Path) -> Non
     assert (as_json["origin"], as_json["reasons"], as_json["tables_are_exact"]) == ("x1", ["informative"], True)
     error = CliRunner().invoke(app, ["explain", run, "j", "9"]).exception
     assert "records of steps 1 to 3, none of step 9" in str(error)
-
-
-def test_the_command_prints_recorded_responses_turn_by_turn(tmp_path: Path) -> None:
-    run = write_trace(tmp_path / "trace")
-    asked = ["explain", str(run.path), "j", "2", "--responses"]
-    assert "no text of it is recorded in this step" in CliRunner().invoke(app, asked).output
-    group = next(result for result in run_results(run, 2) if result.prompt_id == "j").group_id
-    run.token_files.write(2, [[replace(row, group_id=group) for row in EPISODE]])
-    lines = CliRunner().invoke(app, asked).output.splitlines()[1:]
-    assert lines[:9] == [
-        f"group {group}",
-        "  prompt   <user>a+5<assistant>",
-        "  response 0: reward 1, advantage 1.5, extracted 12+5+7, 3 turns",
-        "    turn 0",
-        "      sampled  get(a)<eos>",
-        "    turn 1",
-        "      context  <tool>37<assistant>",
-        "      sampled  calc(37+5)<eos>",
-        "    turn 2",
-    ]
-    assert "    turn 2, fork: continues turn 0" in lines
-    assert "    turn 3, history was changed: starts again" in lines
-    assert lines[-2:] == ["  response 2: reward 0, advantage -0.5", "    sampled  5"]
-    assert not any("\x1b" in line for line in lines)  # of what a tool's answer tries
-    as_json = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)["responses"]
-    assert [row["text"] for row in as_json] == ["42", "no<eos>", "5"]
-    assert as_json[0]["turns"][1] == {
-        "parent": 0, "num_tokens": 3, "context": "<tool>37<assistant>", "text": "calc(37+5)<eos>"
-    }  # fmt: skip
-
-
-def run_results(run: RunDirectory, step: int) -> Sequence[GroupResult]:
-    ((_, results),) = run.read_groups([step])
-    return results
 
 
 def test_a_replay_that_differs_from_the_run_is_not_hidden(tmp_path: Path) -> None:

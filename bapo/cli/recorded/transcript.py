@@ -82,4 +82,4 @@ def _block(word: str, text: str, indent: str, style: str = "") -> Iterator[Text]
     more = len(text) - MOST_CHARS
     shown = plain_lines(text[:MOST_CHARS]) + (f" ... ({more} more characters)" if more > 0 else "")
     for number, line in enumerate(shown.split("\n")):
-        yield Text(f"{indent}{'' if number else word:<9}", DIM).append(line, style)
+        yield Text(indent).append(f"{'' if number else word:<9}", DIM).append(line, style)

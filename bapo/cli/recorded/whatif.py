@@ -271,14 +271,12 @@ def explain(
     is_exact = first is None or first[0] > step
     groups = _responses_of(directory, recorded, prompt_ids) if responses else {}
     if as_json:
-        maps = [asdict(explanation) | {"tables_are_exact": is_exact} for explanation in found]
-        maps = [one | {"responses": responses_as_maps(groups[one["prompt_id"]])} for one in maps] if responses else maps
+        maps = [{**asdict(one), "tables_are_exact": is_exact, **_as_json(groups.get(one.prompt_id))} for one in found]
         print_json(maps if prompt == ALL else maps[0])
         return
     for explanation in found:
         say(explanation.sentence)
-        if responses:
-            _print_responses(groups[explanation.prompt_id])
+        _print_responses(groups.get(explanation.prompt_id))
     if first is not None and not is_exact:
         say(
             f"(the replay of the records differs from the run since step {first[0]}: {first[1]}; B_bad, B_high and "
@@ -294,10 +292,14 @@ def _responses_of(
     return {name: recorded_responses(run.token_files, recorded.step, results) for name, results in own.items()}
 
 
-def _print_responses(groups: Sequence[Sequence[TokenRow]]) -> None:
+def _as_json(groups: Sequence[Sequence[TokenRow]] | None) -> dict[str, Any]:
+    return {} if groups is None else {"responses": responses_as_maps(groups)}
+
+
+def _print_responses(groups: Sequence[Sequence[TokenRow]] | None) -> None:
     console = make_console()
-    for rows in groups:
+    for rows in groups or ():
         for line in transcript(rows):
             console.print(line, soft_wrap=True)
-    if not groups:
+    if groups == []:
         say("no text of it is recorded in this step: see diagnostics.texts")
