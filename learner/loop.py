@@ -26,6 +26,7 @@ from bapo.core.types import Batch, Progress
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from learner.checkpoint import CheckpointWriter
+from learner.diagnostics.episode_report import EpisodeReport
 from learner.diagnostics.gauges import PromptsSeen, show
 from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of
 from learner.diagnostics.response_recorder import ResponseRecorder
@@ -56,6 +57,7 @@ class Learner:
     stop: StopFlag
     alarms: AlarmLog
     prompts: PromptsSeen
+    episodes: EpisodeReport
     token_records: ResponseRecorder | None = None
     """Only on rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
@@ -167,6 +169,7 @@ class Learner:
             config=self.config,
             seconds={**self.between_steps, **watch.seconds},
             alarm=alarm,
+            episodes=self.episodes.fields(batch),
         )
         self.between_steps = {}
         self.records.write_groups(batch.step, batch.results)

@@ -48,6 +48,7 @@ from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url, rollout_url
 from bapo.transport.rollout_client import RolloutClient
 from learner.checkpoint import Checkpoint, CheckpointWriter, complete_steps, open_checkpoint
+from learner.diagnostics.episode_report import EpisodeReport
 from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
 from learner.diagnostics.off_policy_alarm import AlarmLog
 from learner.diagnostics.response_recorder import ResponseRecorder
@@ -217,6 +218,7 @@ def make_learner(
         alarms=AlarmLog(),
         token_records=ResponseRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
+        episodes=EpisodeReport(config.model.path),
     )
 
 

@@ -129,6 +129,17 @@ DIFFICULTY = Row("Difficulty", (
         Query(per_minute("bapo_rollout_truncated_total", "purpose"), "{{purpose}}"),)),
 ))  # fmt: skip
 
+EPISODES = Row("Episodes", (
+    Panel(title="Turns per episode", axis="turns", help="Mean over the trained episodes of agents.", lowest=0,
+          width=12, queries=(Query(newest("bapo_learner_episode_turns"), "{{run}}"),)),
+    Panel(title="Tool calls per episode", axis="calls", help="In the hermes format; by tool on the run's own page.",
+          lowest=0, width=12, queries=(Query(newest("bapo_learner_episode_tool_calls"), "{{run}}"),)),
+    Panel(title="Context per episode", axis="tokens", help="Tokens that are read between turns and never trained.",
+          lowest=0, width=12, queries=(Query(newest("bapo_learner_episode_context_tokens"), "{{run}}"),)),
+    Panel(title="Episodes with a fork", help="Share whose history was changed.", unit="percentunit", lowest=0,
+          highest=1, width=12, queries=(Query(newest("bapo_learner_episode_forked_ratio"), "{{run}}"),)),
+))  # fmt: skip
+
 REEVALUATION = Row("Re-evaluation", (
     Panel(title="Outcome of re-evaluation per minute", axis="prompts/min",
           help="improved: trains as X2; solved: leaves B_bad.", stack=True,
@@ -213,7 +224,9 @@ RUN = Dashboard(
     title="BAPO / Run",
     help="Batch composition, buffers, off-policy drift, optimization and results. Generated: "
     "python -m deploy.monitoring",
-    rows=first_open(OVERVIEW, BATCH, BUFFERS, DIFFICULTY, REEVALUATION, OFF_POLICYNESS, OPTIMISATION, EVALUATION),
+    rows=first_open(
+        OVERVIEW, BATCH, BUFFERS, DIFFICULTY, EPISODES, REEVALUATION, OFF_POLICYNESS, OPTIMISATION, EVALUATION
+    ),
     links=links_to("System", "Compute ledger"),
 )
 

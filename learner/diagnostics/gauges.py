@@ -37,6 +37,12 @@ OF_THE_ROW = {
     "bapo_learner_update_mfu_ratio": "mfu_update",
 }
 """Gauge -> key of metrics.jsonl."""
+OF_EPISODES = {
+    "bapo_learner_episode_turns": "episode_turns_mean",
+    "bapo_learner_episode_context_tokens": "episode_context_tokens_mean",
+    "bapo_learner_episode_forked_ratio": "episode_forked_share",
+}
+"""The same, of steps with episodes; NaN in others."""
 DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
     ("bapo_learner_tv_distance_ratio", {"kind": "token"}, "tv_tok"),
     ("bapo_learner_tv_distance_ratio", {"kind": "sequence"}, "tv_seq"),
@@ -87,6 +93,11 @@ def show(
     """
     for name, key in OF_THE_ROW.items():
         telemetry.gauge(name).set(math.nan if row[key] is None else row[key])
+    for name, key in OF_EPISODES.items():
+        telemetry.gauge(name).set(row.get(key, math.nan))
+    # Not by tool: a model can invent any number of names.
+    calls = row.get("episode_calls_mean")
+    telemetry.gauge("bapo_learner_episode_tool_calls").set(math.nan if calls is None else sum(calls.values()))
     telemetry.counter("bapo_learner_steps_total").inc()
     telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
     for phase in PHASES:

@@ -15,8 +15,10 @@ from transformers import AutoTokenizer
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.sequences import SampledSequence, sequences_of
+from bapo.core.token_arrays import Int32s
 from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt
 from bapo.runtime.run_directory.responses import TokenRow
+from bapo.runtime.run_directory.transcripts import TurnText
 from bapo.tasks.base import Task, extract_of
 from bapo.tasks.registry import task_of
 from learner.batch.columns import token_spans
@@ -28,6 +30,8 @@ TOKEN_BYTES = 18
 """Approximate bytes per token in a file: measured on Countdown with 8,500 tokens per step."""
 FRAME_TOKEN_BYTES = 8
 """Bytes per token in a frame: id and log-prob."""
+CONTEXT_TOKEN_BYTES = 4
+"""Bytes per context token, which has an id and a text alone."""
 MB = 1_000_000
 
 
@@ -80,6 +84,8 @@ class RowMaker:
             room, token_bytes = float(self._config.diagnostics.texts_mb * MB), FRAME_TOKEN_BYTES
         for entry, span in zip(batch.entries, token_spans(batch), strict=True):
             room -= token_bytes * len(entry.group.token_ids)
+            if entry.group.context_ids is not None:
+                room -= CONTEXT_TOKEN_BYTES * len(entry.group.context_ids)
             if room < 0 and found:
                 break
             found.append(list(self._entry(batch.step, entry, span.start, recorded)))
@@ -129,33 +135,54 @@ class RowMaker:
             "outcome": Outcome(group.outcomes[row]).name.lower(),
             "oldest_version": int(group.versions[row, 0]),
             "newest_version": int(group.versions[row, 1]),
+            "engine_prompt": self._engine_prompt(group),
         }
 
+    def _engine_prompt(self, group: Group) -> str | None:
+        """Of episodes: an agent writes more than the prompt's text, such as tools and what a chat template adds."""
+        if group.turns is None or not len(group.prompt_token_ids):
+            return None
+        text = self._texts.whole(group.prompt_token_ids.tolist())
+        return None if text == group.prompt.text else text
+
     def _text_alone(self, group: Group, response: SampledSequence) -> dict[str, Any]:
-        token_ids = response.token_ids.tolist()
-        text = self._texts.graded(token_ids)
+        texts = [self._texts.graded(ids) for ids in _sampled_by_turn(response)]
         return {
             "origin": None,
             "kind": "rl",
             "advantage": None,
-            "extracted": self._extracted(group.prompt, text),
-            "token_ids": token_ids,
-            "pieces": [text],
+            "extracted": self._extracted(group.prompt, texts[-1]),
+            "token_ids": response.token_ids.tolist(),
+            "pieces": texts,
             "rollout_logprobs": None,
+            "turns": self._turns(response),
         }
 
     def _numbers(self, group: Group, response: SampledSequence, values: TokenValues, span: slice) -> dict[str, Any]:
-        token_ids = response.token_ids.tolist()
+        sampled = _sampled_by_turn(response)
         return {
-            "extracted": self._extracted(group.prompt, self._texts.graded(token_ids)),
-            "token_ids": token_ids,
-            "pieces": self._texts.of(token_ids),
+            "extracted": self._extracted(group.prompt, self._texts.graded(sampled[-1])),
+            "token_ids": response.token_ids.tolist(),
+            "pieces": [piece for ids in sampled for piece in self._texts.of(ids)],
             "rollout_logprobs": response.rollout_logprobs.tolist(),
             "logprobs": _known(values.logprobs_M[span]),
             "entropy": _known(values.entropy_M[span]),
             "ratio": _known(values.ratio_M[span]),
             "clipped": _flags(values.clipped_M[span]),
+            "turns": self._turns(response),
         }
+
+    def _turns(self, response: SampledSequence) -> tuple[TurnText, ...]:
+        turns = response.turns
+        if turns is None or (len(turns.parents_U) == 1 and turns.reads_prompt and not len(turns.context_ids)):
+            return ()  # nothing but the prompt came before it
+        contexts = _split(turns.context_ids, turns.num_context_U)
+        return tuple(
+            TurnText(parent=parent, num_tokens=num_tokens, context=self._texts.whole(context))
+            for parent, num_tokens, context in zip(
+                turns.parents_U.tolist(), turns.num_sampled_U.tolist(), contexts, strict=True
+            )
+        )
 
     def _gold(self, prompt: Prompt) -> str | None:
         task = self._task
@@ -176,6 +203,17 @@ class RowMaker:
             self._warned = True
             return None
         return None if found is None else str(found)
+
+
+def _sampled_by_turn(response: SampledSequence) -> list[list[int]]:
+    """Sampled tokens of each turn, at least one: the last one's text is what a reward function reads."""
+    if response.turns is None:
+        return [response.token_ids.tolist()]
+    return _split(response.token_ids, response.turns.num_sampled_U)
+
+
+def _split(ids: Int32s, sizes_U: Int32s) -> list[list[int]]:
+    return [part.tolist() for part in np.split(ids, np.cumsum(sizes_U)[:-1])]
 
 
 def _known(values_T: NDArray[np.float32]) -> list[float] | None:
@@ -208,7 +246,7 @@ class TokenTexts:
     def of(self, token_ids: Sequence[int]) -> list[str]:
         """One text per token, including special tokens. A character of several tokens is assigned to the last one."""
         pieces = [self._one(token_id) for token_id in token_ids]
-        if "".join(pieces) == self._text(token_ids):
+        if "".join(pieces) == self.whole(token_ids):
             return pieces
         return self._grown(token_ids)
 
@@ -216,9 +254,13 @@ class TokenTexts:
         """The graded text: without special tokens, as decoded by the engines."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
+    def whole(self, token_ids: Sequence[int]) -> str:
+        """The text with special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False) if len(token_ids) else ""
+
     def _one(self, token_id: int) -> str:
         if token_id not in self._of_one:
-            self._of_one[token_id] = self._text([token_id])
+            self._of_one[token_id] = self.whole([token_id])
         return self._of_one[token_id]
 
     def _grown(self, token_ids: Sequence[int]) -> list[str]:
@@ -227,13 +269,10 @@ class TokenTexts:
         pieces: list[str] = []
         begin = done = 0  # ids[begin:done] is already emitted and the context of what follows
         for end in range(1, len(token_ids) + 1):
-            before, now = self._text(token_ids[begin:done]), self._text(token_ids[begin:end])
+            before, now = self.whole(token_ids[begin:done]), self.whole(token_ids[begin:end])
             if now.endswith(UNFINISHED) and end < len(token_ids):
                 pieces.append("")
                 continue
             pieces.append(now[len(before) :])
             begin, done = done, end
         return pieces
-
-    def _text(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False) if len(token_ids) else ""

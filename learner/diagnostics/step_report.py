@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -186,11 +187,13 @@ def metrics_row(
     config: Config,
     seconds: Mapping[str, float],
     alarm: Alarm | None = None,
+    episodes: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """One line of metrics.jsonl. Values that do not exist (no group of that origin, no update) are null.
 
     Args:
         seconds: phases wait_batch, sync and step, and the checkpoint before this step.
+        episodes: of `EpisodeReport`; a step without episodes has none of these keys.
     """
     phases = {**dict.fromkeys(PHASES, 0.0), **report.seconds, **seconds}
     row: dict[str, Any] = {
@@ -216,6 +219,7 @@ def metrics_row(
         "num_updates": len(report.minibatches),
         **_truncation_fields(batch),
         **_informative_fields(batch),
+        **episodes,
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
         **report.utilization.fields,
         **report.facts,

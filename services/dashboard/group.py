@@ -8,13 +8,12 @@ from typing import Any
 from bapo.core.errors import ContractError
 from bapo.core.types import GroupResult
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
+from bapo.runtime.run_directory.transcripts import CHARS, fork_of
 from services.dashboard.history import History, Visit
 from services.dashboard.prompts import PromptIndex
 from services.dashboard.run_view import RunView, number
 
 TOKENS = 2000
-CHARS = 4
-"""Approximate characters per token, to truncate texts without tokens."""
 EXPORTED_TOKENS = 300_000
 """Token limit of all groups in an exported file: about 15 MB."""
 
@@ -62,7 +61,7 @@ def exported_group(view: RunView) -> Iterable[dict[str, Any]]:
     for step in reversed(view.run.token_files.steps()):
         sizes: dict[str, int] = {}
         for head in view.run.token_files.read_heads(step):
-            sizes[head["group_id"]] = sizes.get(head["group_id"], 0) + min(TOKENS, head["num_tokens"])
+            sizes[head["group_id"]] = sizes.get(head["group_id"], 0) + min(TOKENS, head["num_shown"])
         for group_id, size in sizes.items():
             room -= size
             if room < 0:
@@ -131,14 +130,23 @@ def _kept_batch(view: RunView, step: int) -> str:
 
 def _prompt(rows: Sequence[TokenRow]) -> dict[str, Any]:
     if not rows:
-        return {"prompt": None, "images": [], "answer": None, "gold": None}
+        return {"prompt": None, "engine_prompt": None, "images": [], "answer": None, "gold": None}
     first = rows[0]
-    return {"prompt": first.prompt, "images": list(first.images), "answer": dict(first.answer), "gold": first.gold}
+    return {
+        "prompt": first.prompt,
+        "engine_prompt": first.engine_prompt,
+        "images": list(first.images),
+        "answer": dict(first.answer),
+        "gold": first.gold,
+    }
 
 
 def _response(row: TokenRow, most: int) -> dict[str, Any]:
     rollout = None if row.rollout_logprobs is None else row.rollout_logprobs[:most]
-    pieces = [row.pieces[0][: most * CHARS]] if row.is_text_alone else list(row.pieces[:most])
+    pieces = _within(row.pieces, most * CHARS) if row.is_text_alone else list(row.pieces[:most])
+    turns = _turns(row, len(pieces), most)
+    shown = [*pieces, *(turn["context"] for turn in turns)]
+    whole = [*row.pieces, *(turn.context for turn in row.turns)]
 
     def numbers(values: Sequence[float] | None) -> list[Any] | None:
         return None if values is None else [number(value) for value in values[:most]]
@@ -152,10 +160,40 @@ def _response(row: TokenRow, most: int) -> dict[str, Any]:
         "advantage": None if row.advantage is None else number(row.advantage),
         "num_tokens": len(row.token_ids),
         "pieces": pieces,
-        "is_cut": sum(map(len, pieces)) < len(row.text),
+        "turns": turns or None,
+        "num_turns": max(1, len(row.turns)),
+        "is_cut": sum(map(len, shown)) < sum(map(len, whole)),
         "rollout": numbers(rollout),
         "logprobs": numbers(row.logprobs),
         "entropy": numbers(row.entropy),
         "ratio": numbers(row.ratio),
         "clipped": None if row.clipped is None else [int(value) for value in row.clipped[:most]],
     }
+
+
+def _turns(row: TokenRow, num_pieces: int, most: int) -> list[dict[str, Any]]:
+    """The turns of which a piece is shown; empty for a response of one turn. `num_pieces`: of each turn, shown."""
+    contexts = _within([turn.context for turn in row.turns], most * CHARS)
+    found, start = list[dict[str, Any]](), 0
+    for number_, (turn, pieces) in enumerate(zip(row.turns, row.pieces_of_turns, strict=False)):
+        if start >= num_pieces:
+            break
+        found.append({
+            "num_tokens": turn.num_tokens,
+            "num_pieces": min(len(pieces), num_pieces - start),
+            "fork": fork_of(number_, turn.parent),
+            "context": contexts[number_] if number_ < len(contexts) else "",
+        })  # fmt: skip
+        start += len(pieces)
+    return found
+
+
+def _within(texts: Sequence[str], room: int) -> list[str]:
+    """The texts up to a number of characters together, the last one cut."""
+    found: list[str] = []
+    for text in texts:
+        if room <= 0 and text:
+            break
+        found.append(text[:room])
+        room -= len(found[-1])
+    return found

@@ -12,7 +12,7 @@ import pytest
 from services.dashboard.assets import write_export
 from tests.support.browser import visiting
 from tests.support.dashboard_app import serving_dashboard
-from tests.support.recorded_responses import write_rollout_run
+from tests.support.recorded_responses import write_agent_run, write_rollout_run
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,41 @@ def test_text_of_a_model_is_text(page: Any, address: str) -> None:
     assert page.locator("#content script, #content img").count() == 0
     assert len(page.inner_text("#response-2 .response-text").split("\n")[0]) >= 100_000
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_an_episode_is_a_transcript_that_fits_a_phone_in_both_themes(browser: Any, tmp_path: Path) -> None:
+    with serving_dashboard(write_agent_run(tmp_path / "agents")) as address:
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            with visiting(browser, address, width=width, scheme=scheme) as visit:
+                page = opened(visit.page, address, "group/agent%402", "#response-1 .turn")
+                lines = [re.sub(r"\s+", " ", text) for text in texts(page, "#response-0 .turn")]
+                assert lines == [
+                    "Turn 0 2 sampled tokens sampled get(a)<eos>",
+                    "Turn 1 3 sampled tokens context <tool>37<assistant> sampled calc(37+5)<eos>",
+                    "Turn 2 1 sampled token context <tool>42<assistant> sampled 42",
+                ]
+                assert texts(page, "#response-1 .tag.warn") == [
+                    "fork: continues turn 0", "history was changed: starts again",
+                ]  # fmt: skip
+                assert texts(page, "#response-2 .response-text") == ["5"]  # one turn is no transcript
+                page.focus("#response-0 .response-text")
+                for _ in range(4):
+                    page.keyboard.press("ArrowRight")
+                assert page.inner_text("#response-0 .readout").startswith("token 4 of 6, turn 1, “(37+5)”")
+                page.click("#engine-prompt summary")
+                assert page.inner_text("#engine-prompt pre") == "<user>a+5<assistant>"
+                assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+                assert page.evaluate("window.hacked") is None
+                opened(page, address, "", "#turns:not([hidden])")
+                assert "get 0.5, calc 0.25" not in page.inner_text("#tool-calls-summary")  # of step 2
+                opened(page, address, "?step=2", "#tool-calls-summary:has-text('get 0.5')")
+                assert page.inner_text("#tool-calls-summary").startswith("Step 2: get 0.5, calc 0.25, tool-0 0")
+                assert visit.complaints == []
+
+
+def test_a_run_without_agents_has_no_cards_of_episodes(page: Any, address: str) -> None:
+    opened(page, address, "", "#reward-summary:has-text('Step 2')")
+    assert page.locator("#turns[hidden], #tool-calls[hidden]").count() == 2
 
 
 def test_an_exported_file_shows_the_same_and_says_what_it_does_not_carry(page: Any, run: Any, tmp_path: Path) -> None:

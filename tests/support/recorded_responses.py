@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.responses import TokenRow
+from bapo.runtime.run_directory.transcripts import TurnText
 from tests.support.synthetic_runs import metrics_row, result, write_run
 
 GROUP = "hard@2"
@@ -55,6 +57,26 @@ def text_row(row: int, text: str, *, group: str = "easy@2", step: int = 2, **cha
     return token_row(row, [text], group=group, step=step, **{**none, **alone, **changed})
 
 
+def _episode() -> list[TokenRow]:
+    pieces = ["get(a)", "<eos>", "calc", "(37+5)", "<eos>", "42"]
+    turns = [(-1, 2, ""), (0, 3, "<tool>37<assistant>"), (1, 1, "<tool>42<assistant>")]
+    forked = [(-1, 2, ""), (0, 3, "<tool>37<assistant>"), (0, 1, f"<tool>{HOSTILE}"), (-2, 2, "<user>a summary")]
+
+    def of(turns: list[tuple[int, int, str]]) -> list[TurnText]:
+        return [TurnText(parent=parent, num_tokens=size, context=context) for parent, size, context in turns]
+
+    seen = {"group": "agent@2", "engine_prompt": "<user>a+5<assistant>", "prompt": "a+5"}
+    return [
+        token_row(0, pieces, turns=tuple(of(turns)), **seen),
+        token_row(1, [*pieces, "no", "<eos>"], turns=tuple(of(forked)), **seen),
+        token_row(2, ["5"], **seen),
+    ]
+
+
+EPISODE = _episode()
+"""Three episodes: one whose history grows, one with a fork and a new history, and one of a single turn."""
+
+
 def write_rollout_run(path: Path) -> RunDirectory:
     """Prompt `hard` is all wrong in step 1 and has 1 of 4 right in step 2, whose batch is recorded."""
     groups = {
@@ -88,4 +110,30 @@ def write_rollout_run(path: Path) -> RunDirectory:
     other = [token_row(row, ["nothing", " here"], group="other@2", prompt="1,2->3") for row in range(4)]
     easy = [text_row(row, f"easy answer {row} {HOSTILE}") for row in range(4)]
     run.token_files.write(2, [rows, other, easy])
+    return run
+
+
+def write_agent_run(path: Path) -> RunDirectory:
+    """One step of agents, whose batch is `EPISODE`, and a group that did not train: texts alone."""
+    figures = {
+        "num_episodes": 3,
+        "episode_turns_mean": 2.667,
+        "episode_context_tokens_mean": 6.0,
+        "episode_forked_share": 0.333,
+        "episode_calls_mean": {"get": 0.5, "calc": 0.25},
+    }
+    none = {f"tool-{number}": 0.125 for number in range(5)}
+    metrics = [metrics_row(1), metrics_row(2, **figures), metrics_row(3, **figures | {"episode_calls_mean": none})]
+    groups = {
+        2: [
+            result("agent", "100", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
+            result("easy", "1", step=2, reason="all_correct", version=2, birth=2),
+        ]
+    }
+    overrides = ["--diagnostics.token_records", "2", "--diagnostics.texts", "2"]
+    run = write_run(path, metrics=metrics, groups=groups, overrides=overrides)
+    turns = [TurnText(parent=-1, num_tokens=4, context=""), TurnText(parent=0, num_tokens=3, context="<tool>" + LONG)]
+    alone = [token_row(0, ["get(b)", "7"], group="easy@2", turns=tuple(turns))]
+    none_ = dict.fromkeys(("origin", "advantage", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped"))
+    run.token_files.write(2, [EPISODE, [replace(alone[0], token_ids=list(range(7)), **none_)]])
     return run

@@ -41,6 +41,15 @@ def test_the_live_table(width: int) -> None:
     check(f"table-{width}", "\n".join(drawn(render(snapshot, width), width)) + "\n")
 
 
+def test_the_live_table_of_agents() -> None:
+    row = make_row(2) | {
+        "num_episodes": 256, "episode_turns_mean": 4.510417, "episode_context_tokens_mean": 10.53125,
+        "episode_forked_share": 0.125, "episode_calls_mean": {"get": 2.604167, "calc": 0.90625},
+    }  # fmt: skip
+    snapshot = make_snapshot(metrics=[make_row(1), row])
+    check("table-agents", "\n".join(drawn(render(snapshot, 120), 120)) + "\n")
+
+
 def test_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDirectory.create(Path("run"))

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from bapo.core.sequences import group_columns, sequences_of
 from bapo.core.types import Origin, Outcome
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from learner.diagnostics.episode_report import (
+    MAX_TOOLS,
+    EpisodeReport,
+    calls_per_episode,
+    episode_fields,
+    episodes_of,
+)
+from learner.diagnostics.gauges import OF_EPISODES, show
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.step_report import Meter, MinibatchResult, UpdateReport, metrics_row
+from learner.diagnostics.theorem_meter import Diagnosis
 from learner.losses.objective import TokenLosses
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import ALONE, learner_config
+from tests.unit.test_turns import episodes
 
 
 def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchResult:
@@ -98,6 +112,69 @@ def test_staleness_over_tokens_is_recorded_where_a_response_has_tokens_of_severa
         row = metrics_row(make_batch(groups=groups, step=10), report, policy_version=9, config=config, seconds={})
         assert row.get("staleness_tokens_mean") == want  # 4 + 4 + 1 + 4 over 4 tokens
         assert row["staleness_x1_max"] == 4
+
+
+TEXTS = {
+    30: '<tool_call>{"name": "get", "arguments": {"key": "a"}}</tool_call>',
+    31: ' <tool_call>\n{"name": "calc", "arguments": {}}\n</tool_call>',
+    32: '<tool_call>{"name": "get", "arguments": {"key":',  # cut
+    33: '<tool_call>{"arguments": {"name": "never"}, "name": "later"}</tool_call> {"name": "get"}',
+    34: '<tool_call>{"name": "get <b>", "arguments": {}}</tool_call>',
+    40: "get",
+    41: '<tool_call>{"name": "get"}</tool_call>',
+}
+
+
+def decoded(token_ids: Sequence[int]) -> str:
+    return "".join(TEXTS[token_id] for token_id in token_ids)
+
+
+def test_the_row_of_a_step_with_episodes_by_hand() -> None:
+    """Of `episodes`: three turns with 4 context tokens and a fork, with 2 calls; and one turn, with 1."""
+    batch = make_batch(groups=[episodes(), make_group()])
+    found = episode_fields(list(episodes_of(batch)), decoded)
+    assert found == {
+        "num_episodes": 2,
+        "episode_turns_mean": 2.0,
+        "episode_context_tokens_mean": 2.0,
+        "episode_forked_share": 0.5,
+        "episode_calls_mean": {"get": 1.0, "calc": 0.5},
+    }
+    report = UpdateReport(lr=1e-4, minibatches=(), num_tokens=0)
+    row = metrics_row(batch, report, policy_version=1, config=learner_config(), seconds={}, episodes=found)
+    assert found.items() <= row.items()
+    assert EpisodeReport("no model").fields(make_batch(groups=[make_group()])) == {}  # nothing is loaded for it
+
+
+def test_calls_are_unknown_without_a_tokenizer_and_the_rest_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    found = EpisodeReport("/no/such/model").fields(make_batch(groups=[episodes()]))
+    assert (found["episode_calls_mean"], found["episode_turns_mean"]) == (None, 2.0)
+    assert "calls of tools are not counted" in caplog.text
+
+
+def test_names_beyond_the_most_frequent_are_counted_together() -> None:
+    def invented(token_ids: Sequence[int]) -> str:
+        names = ["get", "get", *(f"tool-{number}" for number in range(MAX_TOOLS + 2))]
+        return "".join(f'<tool_call>{{"name": "{name}"}}</tool_call>' for name in names)
+
+    group = replace(episodes(), **group_columns([next(sequences_of(episodes(), [1]))] * 2))
+    found = calls_per_episode(list(sequences_of(group)), invented)
+    assert len(found) == MAX_TOOLS + 1
+    assert (found["get"], found["tool-0"], found["(others)"]) == (2.0, 1.0, 3.0)
+
+
+def test_gauges_of_episodes_are_unknown_in_a_step_without_any() -> None:
+    telemetry = Telemetry(Process.LEARNER)
+    batch, report = make_batch(groups=[episodes()]), UpdateReport(lr=1e-4, minibatches=(), num_tokens=0)
+    config, names = learner_config(), [*OF_EPISODES, "bapo_learner_episode_tool_calls"]
+    for fields, want in (
+        (episode_fields(list(episodes_of(batch)), decoded), [2.0, 2.0, 0.5, 1.5]),
+        ({}, [math.nan] * 4),
+    ):
+        row = metrics_row(batch, report, policy_version=1, config=config, seconds={}, episodes=fields)
+        show(telemetry, batch, row, Diagnosis(), {})
+        found = [telemetry.registry.get_sample_value(name) for name in names]
+        np.testing.assert_array_equal(np.array(found, float), want)
 
 
 def test_a_meter_adds_microbatches_and_divides_by_the_tokens_of_the_whole_minibatch() -> None:

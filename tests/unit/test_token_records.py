@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ from bapo.core.errors import UnavailableError
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Batch, Group
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
+from bapo.runtime.run_directory.transcripts import TurnText
 from learner.diagnostics.response_recorder import ResponseRecorder
+from learner.diagnostics.response_rows import Recorded, RowMaker, TokenTexts
 from learner.diagnostics.step_report import TokenValues
+from tests.support.factories import make_batch, make_group
 from tests.support.learner import (
     FakeBuffer,
     FakeFleet,
@@ -25,7 +30,8 @@ from tests.support.learner import (
     random_batch,
     tiny_policy,
 )
-from tests.support.recorded_responses import token_row
+from tests.support.recorded_responses import EPISODE, token_row
+from tests.unit.test_turns import episodes
 
 
 def values_of(model_path: Path, tmp_path: Path, batch: Batch, **sections: Any) -> TokenValues:
@@ -179,6 +185,85 @@ def test_a_resumed_run_forgets_what_later_steps_recorded(tmp_path: Path) -> None
         files.write(step, [[row("a")]])
     files.truncate_after(5)
     assert files.steps() == [4, 5]
+
+
+class Numbers:
+    """A tokenizer whose tokens are their ids; 34 and 41 are special."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(f" {i}" for i in token_ids if not (skip_special_tokens and i in (34, 41)))
+
+
+def maker() -> RowMaker:
+    found = RowMaker(learner_config(task={"name": f"{__name__}:raising"}))
+    found.__dict__["_texts"] = TokenTexts(Numbers())
+    return found
+
+
+TURNS = (
+    TurnText(parent=-1, num_tokens=2, context=" 20"),
+    TurnText(parent=0, num_tokens=1, context=" 21"),
+    TurnText(parent=0, num_tokens=2, context=" 22 23"),
+)
+
+
+def test_a_row_of_an_episode_has_its_turns_and_the_text_that_a_reward_function_reads() -> None:
+    """Of `episodes`: 20 | 30 31, then 21 | 32, or 22 23 | 33 34 instead."""
+    batch = make_batch(groups=[episodes()])
+    (rows,), _ = maker().groups(Recorded(batch=batch, values=values_like(batch)), 1_000_000)
+    (alone,) = maker().untrained(1, [episodes()])
+    for row, pieces, text in (
+        (rows[0], [" 30", " 31", " 32", " 33", " 34"], " 33 34"),
+        (alone[0], [" 30 31", " 32", " 33"], " 33"),
+    ):
+        assert (row.pieces, row.text) == (pieces, text)
+        assert row.turns == TURNS
+        assert row.engine_prompt == " 10 11"
+        assert row.extracted == "[ 33]"
+        assert row.token_ids == [30, 31, 32, 33, 34]
+    assert (rows[1].turns, rows[1].text, alone[1].text) == ((), " 40 41", " 40")  # one turn after the prompt
+
+
+def test_a_plain_group_has_neither_turns_nor_a_prompt_of_the_engine() -> None:
+    (rows,) = maker().untrained(1, [make_group()])
+    assert {(row.turns, row.engine_prompt) for row in rows} == {((), None)}
+
+
+def test_the_context_of_episodes_counts_against_the_limit_of_a_file() -> None:
+    batch = make_batch(groups=[episodes(), replace(episodes(), group_id="second")])
+    recorded = Recorded(batch=batch, values=values_like(batch))
+    both = 2 * (7 * 18 + 4 * 4)  # tokens of 18 bytes, context tokens of 4
+    assert [maker().groups(recorded, limit)[1] for limit in (both, both - 1)] == [0, 1]
+
+
+def test_episodes_are_given_back_and_no_other_file_has_their_columns(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    files = TokenFiles(tmp_path)
+    files.write(1, [EPISODE, [row("a")]])
+    files.write(2, [[row("a")]])
+    for found, want in zip(files.read_group(1, EPISODE[0].group_id), EPISODE, strict=True):
+        assert (found.turns, found.engine_prompt, found.pieces) == (want.turns, want.engine_prompt, want.pieces)
+    assert files.read_group(1, "a") == files.read_group(2, "a") == [row("a")]
+    assert not {"turns", "engine_prompt"} & set(
+        pyarrow.parquet.read_schema(tmp_path / "token_records" / NAMES[2]).names
+    )
+    first, *_, last = files.read_heads(1)
+    assert first["text"] == "get(a)<eos><tool>37<assistant>calc(37+5)<eos><tool>42<assistant>42"
+    assert (last["text"], last["num_shown"]) == ("2!", 2)
+
+
+NAMES = {step: f"step-{step:06d}.parquet" for step in (1, 2)}
+
+
+def test_a_file_from_before_images_and_episodes_is_read(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    files, path = TokenFiles(tmp_path), tmp_path / "token_records" / NAMES[1]
+    files.write(1, [[row("a")]])
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).drop_columns(["images"]), path)
+    assert files.read_group(1, "a") == [row("a")]
+    assert files.read_heads(1)[0]["text"] == "2!"
 
 
 def values_like(batch: Batch) -> TokenValues:

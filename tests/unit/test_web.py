@@ -20,7 +20,7 @@ from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.history import History
 from services.dashboard.overview import PromptVisits, table_ages
 from services.dashboard.run_view import RunView
-from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_rollout_run
+from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_agent_run, write_rollout_run
 from tests.support.synthetic_runs import metrics_row, result, write_run
 
 CONFIG = Config.model_validate(
@@ -194,6 +194,54 @@ def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_to
     assert (first["reward"], first["extracted"], first["num_tokens"]) == (1.0, "easy 0", 7)
     assert (first["advantage"], first["rollout"], first["entropy"], first["is_cut"]) == (None, None, None, False)
     assert told(view, "prompt", id="easy")["visits"][-1]["has_text"] is True
+
+
+def agents(tmp_path: Path) -> RunView:
+    view = viewed(write_agent_run(tmp_path / "agents"))
+    while not view.is_complete:
+        view.refresh()
+    return view
+
+
+def test_an_episode_has_its_turns_with_context_and_forks(tmp_path: Path) -> None:
+    found = told(agents(tmp_path), "group", id="agent@2")
+    assert (found["prompt"], found["engine_prompt"]) == ("a+5", "<user>a+5<assistant>")
+    grown, forked, single = found["responses"]
+    assert [(turn["num_pieces"], turn["context"], turn["fork"]) for turn in grown["turns"]] == [
+        (2, "", ""),
+        (3, "<tool>37<assistant>", ""),
+        (1, "<tool>42<assistant>", ""),
+    ]
+    assert [turn["fork"] for turn in forked["turns"]] == [
+        "", "", "fork: continues turn 0", "history was changed: starts again",
+    ]  # fmt: skip
+    assert (grown["num_turns"], forked["num_turns"], single["turns"], single["num_turns"]) == (3, 4, None, 1)
+    assert [response["is_cut"] for response in found["responses"]] == [False] * 3
+
+
+def test_what_is_shown_of_an_episode_is_limited_as_are_its_contexts(tmp_path: Path) -> None:
+    view = agents(tmp_path)
+    cut = told(view, "group", id="agent@2", most=4)["responses"][0]
+    assert [(turn["num_pieces"], turn["context"]) for turn in cut["turns"]] == [(2, ""), (2, "<tool>37<assista")]
+    assert (cut["pieces"], cut["num_turns"], cut["is_cut"]) == (["get(a)", "<eos>", "calc", "(37+5)"], 3, True)
+    (alone,) = told(view, "group", id="easy@2")["responses"]
+    assert (alone["pieces"], [len(turn["context"]) for turn in alone["turns"]]) == (["get(b)", "7"], [0, 8000])
+    assert alone["is_cut"] is True
+    assert told(view, "group", id="easy@2", most=30_000)["responses"][0]["is_cut"] is False
+
+
+def test_the_search_finds_what_a_tool_said(tmp_path: Path) -> None:
+    hits = told(agents(tmp_path), "search", text="tool>37")["hits"]
+    assert [(hit["kind"], hit["id"], hit["row"]) for hit in hits] == [
+        ("response", "agent@2", 1),
+        ("response", "agent@2", 0),
+    ]
+
+
+def test_figures_of_episodes_are_columns_of_the_overview(tmp_path: Path) -> None:
+    steps = whole(agents(tmp_path))["steps"]
+    assert steps["episode_turns_mean"] == [None, 2.667, 2.667]
+    assert steps["episode_calls_mean"][1] == {"get": 0.5, "calc": 0.25}
 
 
 @pytest.mark.parametrize(("endpoint", "noun"), [("prompt", "prompt"), ("group", "group")])

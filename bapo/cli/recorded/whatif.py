@@ -14,13 +14,15 @@ from rich.text import Text
 from bapo.algorithms.composers.registry import load_composer
 from bapo.cli.arguments import Run, open_run, say
 from bapo.cli.buffer.target import AsJson, make_console, print_json
+from bapo.cli.recorded.transcript import recorded_responses, responses_as_maps, transcript
 from bapo.config.load import diff, load_resolved
 from bapo.config.tree import Config
 from bapo.core.text import ORIGIN_COLORS, plain
 from bapo.core.types import Origin
 from bapo.runtime.progress import progress
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.recording import Recording, read_recording
+from bapo.runtime.run_directory.recording import RecordedStep, Recording, read_recording
+from bapo.runtime.run_directory.responses import TokenRow
 from bapo.whatif.explanation import explain as explain_prompt
 from bapo.whatif.explanation import find_prompt
 from bapo.whatif.simulation import Reproduction, SimulatedStep, Source, as_recorded, compare, what_if
@@ -244,6 +246,9 @@ def explain(
     run: Run,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or a prefix; all: every prompt.")],
     step: Annotated[int, typer.Argument(metavar="STEP", help="The learner step.", min=1)],
+    responses: Annotated[
+        bool, typer.Option("--responses", help="Also print the recorded responses; of agents, turn by turn.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain why a prompt was or was not in a batch: rewards and reason of its groups, and its tables.
@@ -252,9 +257,11 @@ def explain(
 
       bapo explain outputs/demo-001 all 17
       bapo explain outputs/demo-001 PROMPT_ID 17
+      bapo explain outputs/demo-001 PROMPT_ID 17 --responses
     """
     with progress(f"reading the records of {run}"):
-        recording = read_recording(open_run(run))
+        directory = open_run(run)
+        recording = read_recording(directory)
         recorded = recording.step(step)
         replayed = as_recorded(recording)
     asked_for = list(dict.fromkeys(result.prompt_id for result in recorded.results)) if prompt == ALL else []
@@ -262,14 +269,37 @@ def explain(
     found = [explain_prompt(recording, replayed, prompt_id, step) for prompt_id in prompt_ids]
     first = compare(recording, replayed).first
     is_exact = first is None or first[0] > step
+    groups = _responses_of(directory, recorded, prompt_ids) if responses else {}
     if as_json:
-        maps = [asdict(explanation) | {"tables_are_exact": is_exact} for explanation in found]
+        maps = [{**asdict(one), "tables_are_exact": is_exact, **_as_json(groups.get(one.prompt_id))} for one in found]
         print_json(maps if prompt == ALL else maps[0])
         return
     for explanation in found:
         say(explanation.sentence)
+        _print_responses(groups.get(explanation.prompt_id))
     if first is not None and not is_exact:
         say(
             f"(the replay of the records differs from the run since step {first[0]}: {first[1]}; B_bad, B_high and "
             "candidates are those of the replay)"
         )
+
+
+def _responses_of(
+    run: RunDirectory, recorded: RecordedStep, prompt_ids: Sequence[str]
+) -> dict[str, list[list[TokenRow]]]:
+    """Prompt id -> recorded responses of its groups in this step."""
+    own = {prompt_id: [one for one in recorded.results if one.prompt_id == prompt_id] for prompt_id in prompt_ids}
+    return {name: recorded_responses(run.token_files, recorded.step, results) for name, results in own.items()}
+
+
+def _as_json(groups: Sequence[Sequence[TokenRow]] | None) -> dict[str, Any]:
+    return {} if groups is None else {"responses": responses_as_maps(groups)}
+
+
+def _print_responses(groups: Sequence[Sequence[TokenRow]] | None) -> None:
+    console = make_console()
+    for rows in groups or ():
+        for line in transcript(rows):
+            console.print(line, soft_wrap=True)
+    if groups == []:
+        say("no text of it is recorded in this step: see diagnostics.texts")

@@ -133,6 +133,27 @@ BATCH = (
     ),
 )
 
+EPISODES = (
+    Metric(
+        "bapo_learner_episode_turns", "gauge",
+        "Mean turns of a trained episode of the last step; NaN without episodes.", "run/Episodes", HERE,
+    ),
+    Metric(
+        "bapo_learner_episode_context_tokens", "gauge",
+        "Mean context tokens between the turns of an episode: tools and questions, never trained.",
+        "run/Episodes", HERE,
+    ),
+    Metric(
+        "bapo_learner_episode_forked_ratio", "gauge",
+        "Share of episodes whose history was changed, so that they are more than one row.", "run/Episodes", HERE,
+    ),
+    Metric(
+        "bapo_learner_episode_tool_calls", "gauge",
+        "Mean calls of tools per episode, in the format <tool_call>{\"name\": ...}</tool_call>; others do not count.",
+        "run/Episodes", HERE,
+    ),
+)  # fmt: skip
+
 CHECKPOINTS = (
     Metric(
         "bapo_checkpoint_last_success_timestamp_seconds", "gauge", "Unix time of the last checkpoint.",
@@ -148,4 +169,4 @@ CHECKPOINTS = (
     ),
 )  # fmt: skip
 
-METRICS = (*STEP, *BATCH, *UPDATE, *OFF_POLICYNESS, *CHECKPOINTS)
+METRICS = (*STEP, *BATCH, *EPISODES, *UPDATE, *OFF_POLICYNESS, *CHECKPOINTS)

@@ -4,8 +4,9 @@
                                             those of groups that did not train
 
 In a step with a token record, text is split into pieces, one per token. Values of tokens that no pass computed
-(advantage 0 without KL and entropy) are null. A text-only row has one piece, as graded, and no token values. The file
-can be read with pandas and datasets, and is used by the page of a run.
+(advantage 0 without KL and entropy) are null. A text-only row has one piece per turn, as graded, and no token values.
+The file can be read with pandas and datasets, and is used by the page of a run. Columns of episodes are in a file only
+if one of its rows needs them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bapo.core.errors import ContractError
 from bapo.runtime.run_directory.files import storing
+from bapo.runtime.run_directory.transcripts import TurnText, num_context, pieces_by_turn
 
 PER_TOKEN = ("token_ids", "pieces", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped")
 """Columns with one value per token; the last four are null for a response that was not computed, the last five for a
@@ -55,6 +58,9 @@ _COLUMNS = {
     "clipped": "list of bool_",
     "images": "list of string",
 }
+_OF_EPISODES = {"turns": "list of turn", "engine_prompt": "string"}
+_MAY_LACK = {"images", *_OF_EPISODES}
+"""Columns that a file of an older version, or of responses of one turn, does not have."""
 _LIST = "list of "
 _LEFT_OUT = b"bapo.groups_left_out"
 
@@ -92,7 +98,7 @@ class TokenRow:
     None: the group did not train."""
     token_ids: Sequence[int]
     pieces: Sequence[str]
-    """Text of each token (a character of several tokens is assigned to the last), or the whole text."""
+    """Text of each token (a character of several tokens is assigned to the last), or of each turn."""
     rollout_logprobs: Sequence[float] | None
     """log alpha, nats; None: text-only row."""
     logprobs: Sequence[float] | None = None
@@ -105,6 +111,10 @@ class TokenRow:
     """Whether clipping changed the objective."""
     images: Sequence[str] = ()
     """Digests of the images of the prompt (RUN/images)."""
+    turns: Sequence[TurnText] = ()
+    """Of an episode; empty: one turn after the prompt."""
+    engine_prompt: str | None = None
+    """The prompt of an episode as the engine saw it, with special tokens; None: it is `prompt`."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -112,9 +122,14 @@ class TokenRow:
         return self.rollout_logprobs is None
 
     @property
+    def pieces_of_turns(self) -> list[Sequence[str]]:
+        """Pieces of each turn, at least one turn."""
+        return pieces_by_turn(self.pieces, [turn.num_tokens for turn in self.turns])
+
+    @property
     def text(self) -> str:
-        """The response, with special tokens unless it is text-only."""
-        return "".join(self.pieces)
+        """What a reward function reads, the last turn, with special tokens unless it is text-only."""
+        return "".join(self.pieces_of_turns[-1])
 
 
 class TokenFiles:
@@ -136,7 +151,8 @@ class TokenFiles:
         """
         import pyarrow.parquet  # imported late: takes 0.2 s
 
-        path, schema = self._file(step), _schema(left_out)
+        path = self._file(step)
+        schema = _schema(left_out, of_episodes=any(map(_is_of_agent, chain(*groups))))
         temporary = path.with_name(f".{path.name}.tmp")
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,17 +182,20 @@ class TokenFiles:
         return path.is_file() and group_id in _part_numbers(path, path.stat().st_mtime_ns)
 
     def read_heads(self, step: int) -> list[dict[str, Any]]:
-        """All rows without per-token values, but with `text` and `num_tokens`. Raises: ContractError."""
+        """All rows without per-token values, but with `text`, all that is shown of the response, and `num_shown`
+        (see there). Raises: ContractError."""
         import pyarrow.compute
         import pyarrow.parquet
 
         path = self._file(step)
-        columns = [name for name in _COLUMNS if name not in PER_TOKEN] + ["pieces"]
         with _reading(path):
-            table = pyarrow.parquet.read_table(path, columns=[*columns, "token_ids"])
+            stored = pyarrow.parquet.read_schema(path).names
+            known = [name for name in (*_COLUMNS, *_OF_EPISODES) if name not in PER_TOKEN]
+            columns = [name for name in known if name in stored or name not in _MAY_LACK]
+            table = pyarrow.parquet.read_table(path, columns=[*columns, "pieces", "token_ids"])
             sizes = pyarrow.compute.list_value_length(table["token_ids"])
-            rows = table.drop_columns(["token_ids"]).append_column("num_tokens", sizes).to_pylist()
-        return [row | {"text": "".join(row.pop("pieces"))} for row in rows]
+            rows = table.drop_columns(["token_ids"]).append_column("num_shown", sizes).to_pylist()
+            return [_head(row) for row in rows]
 
     def read_untrained(self, step: int) -> list[list[TokenRow]]:
         """Rows of groups that did not train, by group; empty without a file. Raises: ContractError."""
@@ -228,7 +247,7 @@ class TokenFiles:
         return self.path / f"step-{step:06d}.parquet"
 
 
-assert {field.name for field in fields(TokenRow)} == set(_COLUMNS)
+assert {field.name for field in fields(TokenRow)} == {*_COLUMNS, *_OF_EPISODES}
 
 
 @lru_cache(maxsize=1024)
@@ -257,36 +276,62 @@ def _parts(groups: Sequence[Sequence[TokenRow]]) -> Iterator[list[TokenRow]]:
     part: list[TokenRow] = []
     for rows in groups:
         part.extend(rows)
-        if sum(len(row.token_ids) for row in part) >= PART_TOKENS:
+        if sum(map(num_shown, part)) >= PART_TOKENS:
             yield part
             part = []
     if part:
         yield part
 
 
-def _schema(left_out: int) -> Any:
+def _is_of_agent(row: TokenRow) -> bool:
+    return len(row.turns) > 0 or row.engine_prompt is not None
+
+
+def num_shown(row: TokenRow) -> int:
+    """Sampled tokens of a response, and approximate tokens of the context between them."""
+    return len(row.token_ids) + num_context([turn.context for turn in row.turns])
+
+
+def _schema(left_out: int, *, of_episodes: bool) -> Any:
     import pyarrow
 
+    turn = pyarrow.struct([("parent", pyarrow.int32()), ("num_tokens", pyarrow.int32()), ("context", pyarrow.string())])
+
     def kind(name: str) -> Any:
-        plain = getattr(pyarrow, name.removeprefix(_LIST))()
+        of = name.removeprefix(_LIST)
+        plain = turn if of == "turn" else getattr(pyarrow, of)()
         return pyarrow.list_(plain) if name.startswith(_LIST) else plain
 
+    columns = _COLUMNS | _OF_EPISODES if of_episodes else _COLUMNS
     return pyarrow.schema(
-        [(name, kind(type_)) for name, type_ in _COLUMNS.items()], metadata={_LEFT_OUT: str(left_out).encode()}
+        [(name, kind(type_)) for name, type_ in columns.items()], metadata={_LEFT_OUT: str(left_out).encode()}
     )
 
 
 def _table(rows: Sequence[TokenRow], schema: Any) -> Any:
     import pyarrow
 
-    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in schema.names}
     columns["answer"] = [json.dumps(dict(row.answer)) for row in rows]
+    if "turns" in columns:
+        columns["turns"] = [[asdict(turn) for turn in row.turns] for row in rows]
     return pyarrow.table(columns, schema=schema)
 
 
 def _row(fields_: dict[str, Any]) -> TokenRow:
-    images = tuple(fields_.get("images") or ())  # absent from older files
-    return TokenRow(**{**fields_, "answer": json.loads(fields_["answer"]), "images": images})
+    lists = {
+        "images": tuple(fields_.get("images") or ()),  # absent from older files
+        "turns": tuple(TurnText(**turn) for turn in fields_.get("turns") or ()),
+    }
+    return TokenRow(**{**fields_, **lists, "answer": json.loads(fields_["answer"])})
+
+
+def _head(row: dict[str, Any]) -> dict[str, Any]:
+    turns = row.pop("turns", None) or ()
+    parts = pieces_by_turn(row.pop("pieces"), [turn["num_tokens"] for turn in turns])
+    contexts = [turn["context"] for turn in turns] or [""]
+    text = "".join(chain.from_iterable((context, *pieces) for context, pieces in zip(contexts, parts, strict=True)))
+    return row | {"text": text, "num_shown": row["num_shown"] + num_context(contexts)}
 
 
 class _reading:  # noqa: N801 - reads as a verb at its uses

@@ -20,6 +20,8 @@ from bapo.core.types import Count, Seconds, Share, Version
 Number = Annotated[float, Meta(ge=-1e150, le=1e150)]
 """Finite, and so is its square."""
 Step = Annotated[int, Meta(ge=1, le=2**21)]
+OTHER_TOOLS = "(others)"
+"""In `episode_calls_mean`: calls of the less frequent tools together. No tool has this name."""
 
 
 def _optional(names: str, kind: Any) -> list[tuple[str, Any, None]]:
@@ -66,6 +68,10 @@ MetricsRow = msgspec.defstruct(
         *_optional("staleness_x1_mean staleness_x2_mean staleness_x3_mean", float),
         *_optional("time step_s wait_batch_s prox_s update_s diagnostics_s sync_s checkpoint_s", Seconds),
         *_optional("prox_gpu_s update_gpu_s", Seconds),
+        *_optional("num_episodes", Count),
+        *_optional("episode_turns_mean episode_context_tokens_mean", Number),
+        *_optional("episode_forked_share", Share),
+        *_optional("episode_calls_mean", dict[str, Number]),
         ("divergences", GenericAlias(list, Cell), ()),
         ("bounds", GenericAlias(list, Bound), ()),
         ("warning", str | None, None),

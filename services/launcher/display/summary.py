@@ -60,6 +60,21 @@ def losses(
         yield "untrained", sentence
 
 
+def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Turns, context, calls and forks of the newest step that had episodes; empty for a run without agents."""
+    row = next((row for row in reversed(metrics) if row.get("num_episodes")), None)
+    if row is None:
+        return ""
+    parts = [
+        f"{row.get('episode_turns_mean') or 0:.1f} turns",
+        f"{row.get('episode_context_tokens_mean') or 0:.0f} context tokens",
+        *(f"{number:.1f} calls of {name}" for name, number in (row.get("episode_calls_mean") or {}).items()),
+    ]
+    forked = row.get("episode_forked_share")
+    rest = f"; {percent(forked)} have a fork" if forked else ""
+    return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
+
+
 LATEST = 20
 """Steps over which most groups with different rewards must have been left out."""
 FEWEST = 16
@@ -116,6 +131,8 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} wall time, including startup")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
+    if sentence := episodes(metrics):
+        table.add_row("episodes", sentence)
     for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("page", f"bapo view {run.path} (needs no token)")

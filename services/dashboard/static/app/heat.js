@@ -2,6 +2,7 @@
 
 import { el } from "bapo/app/dom.js";
 import { DASH, decimal, percent } from "bapo/app/format.js";
+import { inTurns, turnOf } from "bapo/app/transcript.js";
 import { visibleToken } from "bapo/app/visible.js";
 
 const ENTROPY = [0.1, 0.5, 1, 2];
@@ -38,7 +39,8 @@ export const METRICS = {
 export function tokenWords(response, i) {
   const value = (name, digits = 3) => (response[name] ? decimal(response[name][i], digits) : DASH);
   const clipped = response.clipped ? (response.clipped[i] ? "clipped" : "not clipped") : "not computed by the learner";
-  return `token ${i + 1} of ${response.num_tokens} \u201c${visibleToken(response.pieces[i])}\u201d: entropy ${value("entropy")} nats, ratio ${value("ratio", 4)}, ${clipped}, log \u03c0 ${value("logprobs")}, log \u03b1 ${value("rollout")} (${percent(Math.exp(response.rollout[i]))})`;
+  const turn = turnOf(response, i);
+  return `token ${i + 1} of ${response.num_tokens}${turn === null ? "" : `, turn ${turn},`} \u201c${visibleToken(response.pieces[i])}\u201d: entropy ${value("entropy")} nats, ratio ${value("ratio", 4)}, ${clipped}, log \u03c0 ${value("logprobs")}, log \u03b1 ${value("rollout")} (${percent(Math.exp(response.rollout[i]))})`;
 }
 
 /** The text of a response; onToken(index or null) is called with the token that the pointer or the arrow keys are at. */
@@ -63,17 +65,17 @@ export function heatText(response, metric, onToken, label) {
       onclick: (event) => indexOf(event) >= 0 && choose(indexOf(event)),
       onkeydown: (event) => {
         const moves = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: tokens.length - 1 };
-        if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+        if (!(event.key in moves) || event.target !== event.currentTarget || event.ctrlKey || event.metaKey || event.altKey) return;
         event.preventDefault();
         choose(Math.max(0, Math.min(tokens.length - 1, moves[event.key])));
       } },
-    tokens,
+    inTurns(response, tokens),
   );
 }
 
 /** The text of a response whose tokens are not known one by one. */
 export const plainText = (response, label) =>
-  el("div", { class: "response-text", tabindex: "0", role: "group", "aria-label": label, dir: "ltr" }, response.pieces.map(visibleToken));
+  el("div", { class: "response-text", tabindex: "0", role: "group", "aria-label": label, dir: "ltr" }, inTurns(response, response.pieces.map(visibleToken)));
 
 /** What the colours mean. */
 export const legend = (metric) =>

@@ -65,6 +65,7 @@ function mount(root, shell, here) {
     if (answer.prompt === null) return "";
     return el("section", { class: "card", "aria-label": "Prompt" },
       el("h2", {}, "Prompt"), el("pre", { class: "plain", tabindex: "0" }, visible(answer.prompt)), pictures(answer.images),
+      answer.engine_prompt === null ? null : el("details", { id: "engine-prompt" }, el("summary", {}, "As the engine saw it"), el("pre", { class: "plain", tabindex: "0" }, visible(answer.engine_prompt))),
       el("dl", { class: "facts" },
         el("dt", {}, "Gold response"), el("dd", { id: "gold" }, answer.gold === null ? DASH : el("code", {}, visible(answer.gold))),
         el("dt", {}, "Reference answer"), el("dd", {}, el("code", {}, visible(JSON.stringify(answer.answer))))));
@@ -99,7 +100,8 @@ function mount(root, shell, here) {
     const isTextAlone = response.rollout === null;
     const readout = isTextAlone ? null : el("p", { class: "readout", "aria-live": "polite" });
     const holder = el("div", {});
-    const rest = isTextAlone ? "the rest of the text is" : `${count(response.num_tokens - response.pieces.length)} tokens are`;
+    const hidden = response.num_tokens - response.pieces.length;
+    const rest = isTextAlone || !hidden ? "the rest of the text is" : `${count(hidden)} tokens are`;
     const element = el("section", { class: "card response", id: `response-${number}`, "aria-labelledby": `response-${number}-title` },
       el("h2", { id: `response-${number}-title` }, el("a", { href: shell.linkTo("group", [id], { step: answer.step, response: number }) }, `Response ${number}`), " ",
         el("span", { class: `tag ${isRight ? "good" : response.reward > 0 ? "warn" : "bad"}` }, isRight ? "correct" : response.reward > 0 ? "partly correct" : "incorrect")),
@@ -108,6 +110,7 @@ function mount(root, shell, here) {
         el("dt", {}, "Advantage"), el("dd", { class: "advantage" }, decimal(response.advantage)),
         el("dt", {}, "Extracted"), el("dd", { class: "extracted" }, response.extracted === null ? DASH : el("code", {}, visible(response.extracted))),
         el("dt", {}, "Tokens"), el("dd", {}, `${count(response.num_tokens)}${response.outcome === "graded" ? "" : `, ${response.outcome}`}`),
+        response.turns ? [el("dt", {}, "Turns"), el("dd", { class: "turns" }, count(response.num_turns))] : null,
         el("dt", {}, "Version"), el("dd", {}, [...new Set(response.versions)].join(" to "))),
       isTextAlone || response.entropy ? null : el("p", { class: "soft" }, "This response has advantage 0, so the learner computed no statistics for it."),
       holder, readout,

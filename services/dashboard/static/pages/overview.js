@@ -5,12 +5,13 @@ import { follow } from "bapo/app/data.js";
 import { count, DASH, decimal, duration, moment, percent, plural, signed } from "bapo/app/format.js";
 import { batchCards, learnerCards, policyCards, rewardCard } from "bapo/overview/batches.js";
 import { column, fromBuffer, grow, indexOf, mean, measuredAt, none } from "bapo/overview/columns.js";
+import { episodeCards } from "bapo/overview/episodes.js";
 import { measuredCards, promptCards } from "bapo/overview/prompts.js";
 import { theoryCards } from "bapo/overview/theory.js";
 import { waitingCards } from "bapo/overview/waiting.js";
 
 const SECTIONS = [
-  ["Learning", (grid) => [rewardCard(grid), ...measuredCards(grid), ...policyCards(grid)]],
+  ["Learning", (grid) => [rewardCard(grid), ...measuredCards(grid), ...policyCards(grid), ...episodeCards(grid)]],
   ["Batches and buffers", batchCards],
   ["Bottleneck", waitingCards],
   ["Prompts", promptCards],
