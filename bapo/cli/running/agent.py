@@ -94,7 +94,7 @@ class ProgramRunner:
         self._left: int | None = None
 
     def run(self, num: int | None, parallel: int) -> Counter[str]:
-        """Until so many episodes have ended, or Ctrl-C. Returns: how they ended."""
+        """Until the given number of episodes have ended, or Ctrl-C. Returns: how they ended."""
         self._left = num
         before = signal.signal(signal.SIGINT, lambda *_: self._stopping.set())
         try:
