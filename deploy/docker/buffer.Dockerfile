@@ -36,7 +36,7 @@ ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 # A new volume takes its owner and mode from the folder that it is mounted on: `volumes` are those of images of others.
 RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets /bapo/secrets/acl && \
     cd /bapo/secrets && \
-    install -d -m 700 -o 10001 -g 10001 accepted worker learner scheduler evaluator viewer operator redis && \
+    install -d -m 700 -o 10001 -g 10001 accepted worker learner scheduler evaluator agent viewer operator redis && \
     install -d -m 700 -o 10001 -g 10001 /bapo/volumes/redis /bapo/volumes/prometheus /bapo/volumes/grafana
 # Last, because every commit has another one: which code this is, for run.json and bapo_build_info.
 ARG COMMIT=unknown
