@@ -14,11 +14,12 @@ from openai import AsyncOpenAI
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import ConfigError
-from bapo.core.user_code import load_function
 from bapo.runtime.process import Flags, run_process
 from bapo.transport.endpoints import agents_url
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
-from services.agents.runner import AgentRunner, Rollout
+from services.agents.outcome import Rollout
+from services.agents.rollouts import load_rollout
+from services.agents.runner import AgentRunner
 
 START_TIMEOUT_S = 600.0
 """For the rollout server to announce the address."""
@@ -34,7 +35,7 @@ def main(flags: Flags) -> None:
         raise ConfigError(
             "agents.rollout is not set: there is nothing to run; agents outside call the address themselves"
         )
-    rollout = load_function(settings.rollout, key="agents.rollout")
+    rollout = load_rollout(settings.rollout, settings)
     url = flags.extra.url or agents_url(flags.config, flags.run, timeout_s=START_TIMEOUT_S)
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # one line per call

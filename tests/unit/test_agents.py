@@ -19,7 +19,8 @@ from rollout_server.calls import Finished
 from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
 from rollout_server.episodes.gate import digest_of, is_retry, key_of, problem_of
-from services.agents.runner import AgentRunner, Rollout
+from services.agents.outcome import Rollout
+from services.agents.runner import AgentRunner
 from tests.support.agents import sequence_of
 from tests.support.factories import make_prompt
 
