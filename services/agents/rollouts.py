@@ -11,12 +11,16 @@ An adapter is one file of `adapters` with `make_rollout(name, settings)`; its na
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
+from pathlib import Path
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.plugins import module_names, plugin
 from bapo.core.user_code import load_function
+from bapo.runtime.python_environments import python_of
+from services.agents import standalone
 from services.agents.outcome import Rollout
 
 ADAPTERS = "services.agents.adapters"
@@ -46,6 +50,23 @@ def standalone_of(name: str) -> str | None:
     """The package of a rollout that runs in a Python of its own; None for one that runs in ours."""
     prefix, _, rest = name.partition(":")
     return prefix if prefix in STANDALONE and rest else None
+
+
+def standalone_command(name: str, settings: AgentsConfig, url: str) -> list[str]:
+    """The program that runs such a rollout. Raises: ConfigError without its interpreter."""
+    kind = name.partition(":")[0]
+    python = Path(settings.python) if settings.python is not None else python_of(kind)
+    if not python.is_file():
+        raise ConfigError(
+            f"{KEY} = {name!r} needs a Python with the package {kind}, and {python} is not there: run "
+            f"`bapo env install {kind}`, or set agents.python to the interpreter of an environment that has it"
+        )
+    # -P: the folder of the program has modules that a package may have, too.
+    return [
+        *(str(python), "-P", standalone.__file__, name, "--url", url, "--model", settings.model_name),
+        *("--episodes", str(settings.episodes_per_process), "--timeout-s", str(settings.timeout_s)),
+        *("--max-turns", str(settings.max_turns), "--options", json.dumps(settings.options)),
+    ]
 
 
 def _is_missing(prefix: str) -> bool:

@@ -460,7 +460,8 @@ if __name__ == "__main__":
     parser.add_argument("--export", metavar="FILE", help="write the tasks of verifiers as a data set, and end")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per call
+    for chatty in ("httpx", "httpx2", "aiohttp.access", "verifiers"):  # a line per call
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     prefix, _, rest = given.name.partition(":")
     if prefix not in KINDS or not rest:
         parser.error(f"{given.name!r} is none of {', '.join(f'{kind}:...' for kind in KINDS)}")

@@ -22,9 +22,10 @@ from transformers import AutoTokenizer
 from bapo.config.agents import AgentsConfig
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Prompt, RolloutRequest
+from bapo.core.user_code import load_function
+from bapo.runtime.python_environments import python_of
 from contrib.lookup.task import LookupOptions, LookupTask
 from services.agents import standalone
-from services.agents.python_environments import python_of
 from services.agents.rollouts import load_rollout
 from services.agents.runner import AgentRunner
 from tests.support.agent_front import LOOKUP, Stage, agents_config, staged, wait_for_groups
@@ -34,6 +35,7 @@ from tests.support.wait import wait_until
 SIZE = 4
 SUPPORT = Path(__file__).parents[1] / "support" / "environments"
 WAYS = SUPPORT / "lookup_ways.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,18 @@ def test_lookup_runs_in_each_form_and_its_rewards_are_those_of_its_answers(stage
         assert reward == expected, text
 
 
+def test_the_program_of_the_gallery_runs_episodes_by_an_unmodified_client(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    play = load_function(f"{EXAMPLE / 'outside.py'}:play", key="test")
+    (prompt,) = LookupTask(LookupOptions(num_train=1)).prompts("train")
+    stage.buffer.add([make_request(request_id="outside", group_size=SIZE, prompt=prompt)])
+    rewards = play(stage.url)
+    wait_for_groups(stage, 1)
+    assert [reward for *_, reward in texts_and_rewards(stage)] == rewards
+
+
 # -- in a Python of their own
 
 
@@ -153,13 +167,13 @@ def test_verifiers_gives_its_own_reward_of_what_was_recorded(stage: Stage, tmp_p
     assert 0 < sum(reward for *_, reward in found) < len(found), "root_reply is set, or every reward would be 0"
 
 
-def test_a_conversation_of_verifiers_that_is_full_ends_with_its_reward(stage: Stage, tmp_path: Path) -> None:
+def test_tools_of_verifiers_are_offered_and_a_limit_keeps_the_reward(stage: Stage, tmp_path: Path) -> None:
     python, name = python_for("verifiers"), f"verifiers:{SUPPORT / 'verifiers_tools.py'}"
     exported = [python, standalone.__file__, name, "--export", str(tmp_path / "rows.jsonl")]
     subprocess.run(exported, check=True, capture_output=True)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    stage.buffer.add(requests_for(rows, "vt"))
-    said = run_elsewhere(stage, python, name, "--max-turns", "2", num=len(rows))
+    stage.buffer.add(requests_for(rows[:1], "vt"))
+    said = run_elsewhere(stage, python, name, "--max-turns", "2", num=1)
     assert "ungraded" not in said
     assert {reward for *_, reward in texts_and_rewards(stage)} <= {0.25, 0.5}
 
