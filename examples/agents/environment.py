@@ -7,8 +7,7 @@ import json
 import re
 
 
-def tool(name, argument, description):
-    """A function as OpenAI's API takes it."""
+def tool(name, argument, description):  # as OpenAI's API takes it
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -25,7 +24,8 @@ class Lookup:
     def step(self, message):
         """Returns: what the model reads next, the reward of this step, and whether the episode has ended."""
         if calls := message.get("tool_calls"):
-            return [dict(role="tool", tool_call_id=c["id"], content=self.run(c["function"])) for c in calls], 0.0, False
+            answers = [(call["id"], self.run(call["function"])) for call in calls]
+            return [{"role": "tool", "tool_call_id": key, "content": text} for key, text in answers], 0.0, False
         return None, float(f"<answer>{self.right}</answer>" in (message.get("content") or "")), True
 
     def run(self, call):
