@@ -1,11 +1,11 @@
-"""Episodes of environments that need a Python of their own: verifiers, OpenEnv, skyrl-gym. Copy this file anywhere.
+"""Episodes of environments that need a Python of their own: verifiers, OpenEnv, skyrl-gym.
 
     PYTHON standalone.py verifiers:MODULE --url http://127.0.0.1:8720 [--max-turns 64] [--options JSON]
     PYTHON standalone.py verifiers:MODULE --export tasks.jsonl
 
-It imports the standard library and the one package, speaks HTTP to the agents' address, and is what the processes of
-`agents.rollout` become when `agents.python` names an interpreter. The token of role `agent` is that of BAPO_TOKEN_FILE
-or BAPO_TOKEN.
+With standalone_verifiers.py it can be copied to any host. It imports the standard library and the one package, speaks
+HTTP to the agents' address, and is what the processes of `agents.rollout` become for these prefixes. The token of role
+`agent` is that of BAPO_TOKEN_FILE or BAPO_TOKEN.
 
     verifiers:MODULE    a taskset (an installed module, or file.py). Its tasks are the prompts: `--export` writes a row
                         for each, whose column `key` finds the task again. Options: {"taskset": {...}, "limit": 1000,
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import importlib.util
 import itertools
 import json
 import logging
@@ -32,11 +33,9 @@ import signal
 import sys
 import threading
 import time
-import types
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ CALL_TIMEOUT_S = 1800.0
 AWAY = (408, 425, 429, 500, 502, 503, 504)
 LIMITS = ("give its reward", "maximum context length", "maximum model length")
 """In the refusals of a call that does not fit any more."""
-HARNESS = "bapo_harness"
 
 
 class UngradedError(Exception):
@@ -260,7 +258,7 @@ def openenv(name: str, flags: argparse.Namespace, options: dict[str, Any]) -> Ru
         rewards: list[float | None] = []
         with core.GenericEnvClient(base_url=name).sync() as env:
             opening = env.reset(**columns)
-            if opening.observation and not options.get("prompt_only"):
+            if opening.observation:
                 messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{shown(opening.observation)}"}
             try:
                 for _ in range(flags.max_turns):
@@ -279,138 +277,20 @@ def openenv(name: str, flags: argparse.Namespace, options: dict[str, Any]) -> Ru
 # -- verifiers
 
 
-def verifiers_tasks(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The package, and the tasks of a taskset by their keys."""
-    vf: Any = importlib.import_module("verifiers.v1")
-    loaders: Any = importlib.import_module("verifiers.v1.utils.loaders")
-    config = loaders.taskset_config_type(name).model_validate({**options.get("taskset", {}), "id": name})
-    taskset = vf.load_taskset(config)
-    if not taskset.bounded or "limit" in options:
-        taskset = taskset.take(int(options.get("limit", 1000)))
-    return vf, {task.key: task for task in taskset}
-
-
 def verifiers(name: str, flags: argparse.Namespace, options: dict[str, Any]) -> Run:
-    """Tasks of verifiers, run by one of its agents, whose endpoint is ours."""
-    vf, tasks = verifiers_tasks(name, options)
-    loaders: Any = importlib.import_module("verifiers.v1.utils.loaders")
-    wanted = dict(options.get("harness", {}))
-    own = wanted.pop("id", None) or (name if loaders.default_harness_id(name) != "bash" else None)
-    base = chat_harness(vf) if own is None else loaders.harness_class(own)
-    module: Any = types.ModuleType(HARNESS)
-    module.Replying, module.__all__ = with_root_reply(base), ["Replying"]
-    sys.modules[HARNESS] = module
-    harness = loaders.harness_config_type(HARNESS).model_validate({**wanted, "id": HARNESS})
-    numbers = itertools.count()
-
-    async def run(episode: Episode) -> float:
-        key = episode["prompt"]["answer"].get("key")
-        if key not in tasks:
-            raise UngradedError(f"no task has the key {key!r}: make the prompts with --export, with the same options")
-        variable = f"BAPO_EPISODE_{next(numbers)}"
-        os.environ[variable] = episode["key"]
-        try:
-            agent = vf.make_agent(
-                vf.AgentConfig(
-                    harness=harness,
-                    model=flags.model,
-                    client=vf.EvalClientConfig(base_url=episode["base_url"], api_key_var=variable),
-                    runtime=vf.SubprocessConfig(),
-                    max_turns=flags.max_turns,
-                    retries=vf.RetryConfig(max_retries=0),  # a second attempt would be part of the same episode
-                )
-            )
-            trace = await agent.run(tasks[key])
-        finally:
-            del os.environ[variable]
-        return reward_of(trace)
-
+    """Tasks of verifiers, run by its agents."""
+    run: Run = neighbour("standalone_verifiers").make_run(name, flags, options)
     return run
 
 
-def reward_of(trace: Any) -> float:
-    """Raises: UngradedError for one that says nothing about the model."""
-    if not trace.ok:
-        raise UngradedError(f"verifiers: {trace.errors[-1].message if trace.errors else trace.stop_condition}")
-    if trace.num_turns == 0:
-        raise UngradedError("verifiers: the model was not called")
-    missing = [name for name, reward in trace.rewards.items() if reward is None]
-    if missing or not trace.rewards:
-        raise UngradedError(f"verifiers: no reward from {', '.join(missing) or 'the task'}")
-    return float(trace.reward)
-
-
-def with_root_reply(base: Any) -> Any:
-    """The harness, with the model's last text as `trace.root_reply`, which a reward may read: harnesses that set none
-    would have a reward of 0 for whatever the model says."""
-
-    class Replying(base):  # type: ignore[misc]
-        async def launch(self, ctx: Any, trace: Any, *args: Any, **options: Any) -> Any:
-            found = await super().launch(ctx, trace, *args, **options)
-            if trace.root_reply is None and trace.assistant_messages:
-                trace.root_reply = trace.last_reply
-            return found
-
-    return Replying
-
-
-def chat_harness(vf: Any) -> Any:
-    """A chat with the tools of the task, in this process: the harnesses of verifiers install a program first."""
-    openai: Any = importlib.import_module("openai")
-    mcp: Any = importlib.import_module("verifiers.v1.harnesses.utils.mcp")
-
-    class Chat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-        APPENDS_SYSTEM_PROMPT = SUPPORTS_MCP = True
-        EXECUTES_CODE = NEEDS_CONTAINER = False
-
-        async def launch(
-            self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
-        ) -> Any:
-            system, prompt = self.resolve_prompt(data)
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
-            messages = messages or [message.model_dump(exclude_none=True) for message in prompt or []]
-            if system is not None:
-                messages.insert(0, {"role": "system", "content": system})
-            servers = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}
-            async with AsyncExitStack() as stack:
-                schemas, names, connections = await mcp.connect_mcp(servers, stack)
-                client = await stack.enter_async_context(
-                    openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=8, timeout=CALL_TIMEOUT_S)
-                )
-                extra = {"tools": schemas} if schemas else {}
-                while True:
-                    try:
-                        found = await client.chat.completions.create(model=ctx.model, messages=messages, **extra)
-                    except openai.BadRequestError as error:
-                        is_limit = trace.stop_condition or any(phrase in str(error) for phrase in LIMITS)
-                        if not is_limit:
-                            raise
-                        return vf.ProgramResult(0, "", "")
-                    message = found.choices[0].message
-                    messages.append(message.model_dump(exclude_none=True))
-                    if not message.tool_calls:
-                        return vf.ProgramResult(0, "", "")
-                    messages += [await self._answer(mcp, connections, names, call) for call in message.tool_calls]
-
-        async def _answer(self, mcp: Any, connections: Any, names: Any, call: Any) -> Message:
-            try:
-                arguments = json.loads(call.function.arguments)
-                content = await mcp.call_mcp(connections, names, call.function.name, arguments)
-            except Exception as error:  # noqa: BLE001 - the model wrote the call, and reads what was wrong with it
-                content = str({"error": f"{type(error).__name__}: {error}"})
-            return {"role": "tool", "tool_call_id": call.id, "content": content}
-
-    return Chat
-
-
-def export_tasks(name: str, path: str, options: dict[str, Any]) -> None:
-    """A row of a data set for each task."""
-    _, tasks = verifiers_tasks(name, options)
-    with Path(path).open("w", encoding="utf-8") as file:
-        for key, task in tasks.items():
-            row = {"prompt": task.data.prompt_text, "answer": "", "key": key}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    log.info("%d tasks in %s", len(tasks), path)
+def neighbour(module: str) -> Any:
+    """A module next to this file, whose folder is not searched: a package may have modules of the same names."""
+    spec = importlib.util.spec_from_file_location(f"bapo_{module}", Path(__file__).with_name(f"{module}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 # -- the process
@@ -467,7 +347,7 @@ if __name__ == "__main__":
         parser.error(f"{given.name!r} is none of {', '.join(f'{kind}:...' for kind in KINDS)}")
     rest, settings = importable(prefix, rest), json.loads(given.options)
     if given.export:
-        export_tasks(rest, given.export, settings)
+        neighbour("standalone_verifiers").export_tasks(rest, given.export, settings)
     else:
         asyncio.run(main(given, prefix, rest, settings))
         logging.shutdown()

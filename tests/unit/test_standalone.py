@@ -20,7 +20,9 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.python_environments import install, python_of
 from services.agents import standalone
 from services.agents.rollouts import standalone_command
-from services.agents.standalone import FullError, Runner, UngradedError, chat, reward_of, total
+from services.agents.standalone import FullError, Runner, UngradedError, chat, total
+from services.agents.standalone_verifiers import UngradedError as NoRewardError
+from services.agents.standalone_verifiers import reward_of, with_root_reply
 
 EPISODE = {
     "episode_id": "g/0",
@@ -142,7 +144,7 @@ def test_of_verifiers_only_a_reward_of_a_model_that_was_called_counts() -> None:
         ({"rewards": {}}, "no reward from the task"),
         ({"rewards": {"right": None}}, "no reward from right"),
     ):
-        with pytest.raises(UngradedError, match=said):
+        with pytest.raises(NoRewardError, match=said):
             reward_of(Trace(**fields))
 
 
@@ -154,7 +156,7 @@ def test_a_harness_that_sets_no_root_reply_gets_the_last_text_of_the_model() -> 
     def launched(**fields: Any) -> Any:
         trace = SimpleNamespace(root_reply=None, last_reply="42", assistant_messages=["42"])
         vars(trace).update(fields)
-        assert asyncio.run(standalone.with_root_reply(Silent)().launch(None, trace)) == "ended"
+        assert asyncio.run(with_root_reply(Silent)().launch(None, trace)) == "ended"
         return trace.root_reply
 
     assert launched() == "42"
