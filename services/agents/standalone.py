@@ -50,6 +50,7 @@ WAIT_S = 10.0
 RETRY_S = 120.0
 """How long a call is repeated while the server restarts."""
 CALL_TIMEOUT_S = 1800.0
+GIVE_BACK_S = 3.0
 AWAY = (408, 425, 429, 500, 502, 503, 504)
 LIMITS = ("give its reward", "maximum context length", "maximum model length")
 """In the refusals of a call that does not fit any more."""
@@ -124,6 +125,8 @@ class Runner:
     def __init__(self, url: str, run: Run, *, episodes: int, timeout_s: float) -> None:
         self._url, self._run, self._most, self._timeout_s = url, run, episodes, timeout_s
         self._running: dict[asyncio.Task[None], Episode] = {}
+        self._reporting: set[str] = set()
+        """Keys of those that have ended."""
 
     async def serve(self) -> None:
         """Run episodes until cancelled, which gives back those that have not ended."""
@@ -139,9 +142,12 @@ class Runner:
                     self._running[task] = episode
                     task.add_done_callback(self._running.pop)
         finally:
-            left = list(self._running.values())
-            async with asyncio.timeout(3.0):
-                await asyncio.gather(*(self._end(one, "DELETE", "", None) for one in left), return_exceptions=True)
+            # Of those that have ended the reports go out; the others begin again.
+            ends = [
+                task if episode["key"] in self._reporting else self._end(episode, "DELETE", "", None)
+                for task, episode in self._running.items()
+            ]
+            await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), GIVE_BACK_S)
 
     async def _one(self, episode: Episode) -> None:
         beating = asyncio.create_task(self._beat(episode))
@@ -156,7 +162,9 @@ class Runner:
             body = {"reward": None, "error": f"{type(error).__name__}: {error}"[:1000]}
         finally:
             beating.cancel()
+        self._reporting.add(episode["key"])
         await self._end(episode, "POST", "/reward", body)
+        self._reporting.discard(episode["key"])
 
     async def _end(self, episode: Episode, method: str, path: str, body: Any) -> None:
         try:
@@ -312,7 +320,7 @@ async def main(flags: argparse.Namespace, kind: str, name: str, options: dict[st
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         await task
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, TimeoutError):  # what was not given back in time has a lease that ends
         log.info("stopped")
 
 
