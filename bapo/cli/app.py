@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import bapo
-from bapo.cli import config, reward, tokens
+from bapo.cli import config, env, reward, tokens
 from bapo.cli.arguments import TAKES_OVERRIDES
 from bapo.cli.buffer import files, inspect, maintain
 from bapo.cli.elsewhere import OfStudies, Root, said_to_be_missing
@@ -87,6 +87,7 @@ app.add_typer(buffer, name="buffer", rich_help_panel=Panel.BUFFER.value)
 app.add_typer(config.app, name="config", rich_help_panel=Panel.CONFIGURE.value)
 _add(Panel.CONFIGURE, monitor.doctor, overrides=True)
 app.add_typer(reward.app, name="reward", rich_help_panel=Panel.DATA.value)
+app.add_typer(env.app, name="env", rich_help_panel=Panel.DATA.value)
 _add(Panel.DEPLOY, up.up, overrides=True)
 _add(Panel.DEPLOY, up.create, overrides=True)
 app.add_typer(tokens.app, name="tokens", rich_help_panel=Panel.DEPLOY.value)

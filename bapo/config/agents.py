@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, JsonValue
 
 from bapo.algorithms.settings import MAX_SECONDS, Frozen
 from bapo.core.addresses import bare_host
@@ -15,7 +15,14 @@ class AgentsConfig(Frozen):
 
     rollout: str | None = None
     """`file.py:function` or `package.module:function`: `async def rollout(client, prompt) -> float | None`, run by the
-    processes of this run; null: only agents outside."""
+    processes of this run; null: only agents outside. With a prefix an environment: `env:file.py:Class` (reset, step),
+    `tools:file.py:TOOLS` (functions), `trl:file.py:Class` (TRL's environment_factory), `verifiers:MODULE`,
+    `openenv:URL`, `skyrl_gym:ID`."""
+    python: str | None = None
+    """Interpreter for `verifiers:`, `openenv:` and `skyrl_gym:`, whose packages contradict ours; null: that of
+    `bapo env install`."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Of such an environment (services/agents/standalone.py)."""
     num_processes: int = Field(1, ge=1)
     """Processes that run `rollout`."""
     episodes_per_process: int = Field(32, ge=1)

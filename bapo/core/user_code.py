@@ -30,6 +30,15 @@ def load_function(name: str, *, key: str, dots: bool = False) -> Callable[..., A
         dots: "package.module.function" is a name as well.
     Raises: ConfigError.
     """
+    found = load_object(name, key=key, dots=dots)
+    if not callable(found):
+        attribute = name.rpartition(":" if ":" in name else ".")[2]
+        raise ConfigError(f"{key} {name!r}: {attribute} is a {type(found).__name__}, not a function")
+    return cast(Callable[..., Any], found)
+
+
+def load_object(name: str, *, key: str, dots: bool = False) -> Any:
+    """What has that name in its module, like `load_function`: a function, or a list of them. Raises: ConfigError."""
     place, _, attribute = name.rpartition(":")
     if dots and not place:
         place, _, attribute = name.rpartition(".")
@@ -40,9 +49,7 @@ def load_function(name: str, *, key: str, dots: bool = False) -> Callable[..., A
     if found is None:
         hint = did_you_mean(attribute, (known for known in vars(module) if not known.startswith("_")))
         raise ConfigError(f"{key} {name!r}: {place} has no {attribute!r}{hint}")
-    if not callable(found):
-        raise ConfigError(f"{key} {name!r}: {attribute} is a {type(found).__name__}, not a function")
-    return cast(Callable[..., Any], found)
+    return found
 
 
 def place_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ DELETE /v1/episodes/KEY                 give it back
 from __future__ import annotations
 
 import math
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -25,6 +26,8 @@ from rollout_server.episodes.manager import Episodes, Handle
 
 MAX_COUNT = 256
 MAX_WAIT_S = 60.0
+POLL_S = 0.5
+"""Between two looks whether an agent that waits is still there."""
 
 
 class OpenBody(BaseModel):
@@ -59,9 +62,9 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
 
     @router.post("")
     @allow(Role.AGENT)
-    async def open_episodes(body: OpenBody) -> list[dict[str, Any]]:
+    async def open_episodes(body: OpenBody, request: Request) -> list[dict[str, Any]]:
         """Take up to `count` episodes; waits for the first. Empty when there is none."""
-        handles = await episodes.open(body.count, body.wait_s)
+        handles = await _opened(episodes, body, request)
         return [_described(handle, base_url, episodes.lease_s, with_answers=with_answers) for handle in handles]
 
     @router.post("/{key}/heartbeat")
@@ -93,6 +96,21 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
         return error_response(error.http_status, str(error))
 
     app.include_router(router)
+
+
+async def _opened(episodes: Episodes, body: OpenBody, request: Request) -> list[Handle]:
+    """Episodes for an agent that is still there: one that has hung up would keep them until their leases end."""
+    deadline = time.monotonic() + body.wait_s
+    while not await request.is_disconnected():
+        left = deadline - time.monotonic()
+        handles = await episodes.open(body.count, max(0.0, min(left, POLL_S)))
+        if handles and await request.is_disconnected():
+            for handle in handles:
+                await episodes.fail(handle, "given_back", "its agent hung up before it had it")
+            break
+        if handles or left <= POLL_S:
+            return handles
+    return []
 
 
 def _described(handle: Handle, base_url: str, lease_s: float, *, with_answers: bool) -> dict[str, Any]:

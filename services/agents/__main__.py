@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 
 from openai import AsyncOpenAI
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import ConfigError
-from bapo.core.user_code import load_function
 from bapo.runtime.process import Flags, run_process
 from bapo.transport.endpoints import agents_url
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
-from services.agents.runner import AgentRunner, Rollout
+from services.agents.outcome import Rollout
+from services.agents.rollouts import load_rollout, standalone_command, standalone_of
+from services.agents.runner import AgentRunner
 
 START_TIMEOUT_S = 600.0
 """For the rollout server to announce the address."""
@@ -34,8 +36,15 @@ def main(flags: Flags) -> None:
         raise ConfigError(
             "agents.rollout is not set: there is nothing to run; agents outside call the address themselves"
         )
-    rollout = load_function(settings.rollout, key="agents.rollout")
+    is_foreign = standalone_of(settings.rollout) is not None
+    if is_foreign:
+        standalone_command(settings.rollout, settings, "")  # a missing interpreter is reported at once
+    else:
+        rollout = load_rollout(settings.rollout, settings)
     url = flags.extra.url or agents_url(flags.config, flags.run, timeout_s=START_TIMEOUT_S)
+    if is_foreign:
+        command = standalone_command(settings.rollout, settings, url)
+        os.execv(command[0], command)  # noqa: S606 - supervised as this process is; its token is in the environment
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # one line per call
     asyncio.run(_run(settings, rollout, url))

@@ -1,6 +1,7 @@
 """Runs a user's agents: takes episodes, calls `rollout` for each, and reports its reward.
 
     open --episode--> rollout(client, prompt) --float--> reward
+                             |--GRADE--> the task's reward function grades the last text
                              |--None, an exception, too long--> ungraded: begun again, never a reward of 0
 
 All episodes of a process run in one event loop: a rollout that blocks it holds up the others, and their heartbeats.
@@ -13,19 +14,14 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import BapoError, UnavailableError
-from bapo.core.types import Prompt
 from bapo.core.user_code import place_of
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
+from services.agents.outcome import GRADE, OpenAIClient, Rollout
 
 log = logging.getLogger(__name__)
-
-OpenAIClient = Any
-Rollout = Callable[[OpenAIClient, Prompt], Awaitable[float | None]]
-"""An episode: calls the model, and returns the reward in [0, 1], or None if it cannot say."""
 
 WAIT_S = 10.0
 """Long poll for episodes."""
@@ -122,6 +118,8 @@ class AgentRunner:
             message = f"{type(error).__name__}: {error}{place_of(error)}"
             log.warning("episode %s raised %s", episode.episode_id, message)
             return partial(ungraded, message)
+        if reward is GRADE:
+            return partial(service.grade, episode.key)
         if reward is None:
             return partial(ungraded, "rollout returned None")
         if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):

@@ -59,6 +59,7 @@ OPTIONAL = {
     ("* *", "datasets"): "a data set of the Hub; files need none, and the error says what to install",
     ("* *", "triton"): "comes with torch for CUDA; imported on GPUs alone",
     ("* *", "reasoning_gym"): "a task with a requirement file of its own",
+    ("* *", "verifiers openenv skyrl_gym aiohttp httpx httpx2"): "environments of agents, in a Python of their own",
     ("* *", "wandb mlflow tensorboardX trackio"): "trackers have a requirement file of their own, and say so",
     ("bapo-buffer *", "pyarrow"): "readers and writers of records: the buffer service itself calls none of them",
     ("bapo-buffer bapo.cli", "PIL jinja2 huggingface_hub tokenizers"): "commands on data and models: bapo-services",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 
+from bapo.config.agents import AgentsConfig
 from bapo.config.load import load_config
+from bapo.core.types import Prompt
 from bapo.tasks.base import make_prompt
 from bapo.tasks.registry import load_task, task_of
 from bapo.tasks.rewards import load_reward
+from services.agents.rollouts import load_rollout
 from studies.plan import read_study
+from tests.support.scripted_chat import ScriptedClient, calls
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROW = {"numbers": [26, 72, 61], "target": 37, "answer": "<answer>(26+72)-61</answer>"}
@@ -47,6 +52,18 @@ def test_the_files_over_the_first_example_load(monkeypatch: pytest.MonkeyPatch) 
     task = load_task(own.task.name, own.task.options)
     prompt = task.prompts("train")[0]
     assert (prompt.text, task.reward(prompt, "<answer>30+2</answer>"), task.reward(prompt, "32")) == ("30,2->32:", 1, 0)
+
+
+def test_the_environment_of_the_gallery_answers_calls_and_rewards_the_right_answer() -> None:
+    settings = AgentsConfig(rollout=f"env:{EXAMPLES}/agents/environment.py:Lookup")
+    rollout = load_rollout(settings.rollout or "", settings)
+    row = Prompt(prompt_id="p", text="a+b", task="lookup", answer={"values": {"a": 37, "b": 5}, "value": 42})
+    wrong = calls(("get", {"key": "z"}), ("calc", "{"))
+    right = calls(("get", {"key": "a"}), ("calc", {"expression": "37+5"}))
+    client = ScriptedClient(wrong, right, "<answer>42</answer>")
+    assert asyncio.run(rollout(client, row)) == 1.0
+    answers = [message["content"] for message in client.asked[-1] if message["role"] == "tool"]
+    assert answers == ["invalid arguments", "invalid arguments", "37", "42"]
 
 
 def test_the_study_plans_two_methods_of_three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from rollout_server.calls import Finished
 from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
 from rollout_server.episodes.gate import digest_of, is_retry, key_of, problem_of
-from services.agents.runner import AgentRunner, Rollout
+from services.agents.outcome import GRADE, Rollout
+from services.agents.runner import AgentRunner
 from tests.support.agents import sequence_of
 from tests.support.factories import make_prompt
 
@@ -59,6 +60,10 @@ class Service:
         self.ends.append((key, reward))
         return "ok"
 
+    def grade(self, key: str) -> str:
+        self.ends.append((key, "graded by the task"))
+        return "ok"
+
     def ungraded(self, key: str, error: str) -> str:
         self.ends.append((key, error))
         if key == "key-gone":
@@ -95,6 +100,13 @@ def test_the_reward_of_a_rollout_is_that_of_its_episode() -> None:
         return {"key-0": 0.5, "key-1": 1}[client]
 
     assert run(rollout, Service(2), num=2) == [("key-0", 0.5), ("key-1", 1.0)]
+
+
+def test_a_rollout_may_leave_the_reward_to_the_task() -> None:
+    async def rollout(client: Any, prompt: Prompt) -> Any:
+        return GRADE
+
+    assert run(rollout, Service(1), num=1) == [("key-0", "graded by the task")]
 
 
 @pytest.mark.parametrize(

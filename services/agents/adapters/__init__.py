@@ -1,0 +1,1 @@
+"""Makers of rollout functions: one file a prefix of `agents.rollout` (../rollouts.py)."""
