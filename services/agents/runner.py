@@ -23,11 +23,11 @@ from services.agents.outcome import GRADE, OpenAIClient, Rollout
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 10.0
+WAIT_S = 5.0
 """Long poll for episodes."""
 PAUSE_S = 2.0
 """After a failed poll."""
-GIVE_BACK_S = 3.0
+GIVE_BACK_S = 6.0
 BEATS_PER_LEASE = 3
 
 
@@ -54,6 +54,8 @@ class AgentRunner:
         self._reporting: set[str] = set()
         """Keys of those that have ended, whose report is on its way."""
         self._freed = asyncio.Event()
+        self._polling: asyncio.Future[list[OpenedEpisode]] | None = None
+        """The open poll: what it brings is ours, also when the runner stops meanwhile."""
 
     async def run(self) -> None:
         """Run episodes until cancelled, which gives back those that have not ended."""
@@ -72,8 +74,9 @@ class AgentRunner:
             await self._give_all_back()
 
     async def _open(self, room: int) -> list[OpenedEpisode]:
+        self._polling = asyncio.ensure_future(asyncio.to_thread(self._service.open, room, wait_s=WAIT_S))
         try:
-            return await asyncio.to_thread(self._service.open, room, wait_s=WAIT_S)
+            return await asyncio.shield(self._polling)
         except UnavailableError as error:
             log.warning("no episodes: %s", error)
             await asyncio.sleep(PAUSE_S)
@@ -137,7 +140,7 @@ class AgentRunner:
 
     async def _give_all_back(self) -> None:
         """Of those that have ended the reports go out; the others begin again, without a reward."""
-        calls: list[Awaitable[None]] = []
+        calls: list[Awaitable[None]] = [self._give_back_polled()]
         for task, episode in list(self._running.items()):
             if episode.key in self._reporting:
                 calls.append(task)
@@ -149,3 +152,10 @@ class AgentRunner:
                 await asyncio.gather(*calls, return_exceptions=True)
         except TimeoutError:
             log.warning("%d episodes were not given back in time: their leases end", len(calls))
+
+    async def _give_back_polled(self) -> None:
+        """A poll in a thread cannot be cancelled."""
+        if self._polling is None or self._polling.done():  # what it brought is running, or has ended
+            return
+        for episode in await self._polling:
+            await asyncio.to_thread(self._service_of(episode).give_back, episode.key, "stopped")

@@ -122,6 +122,7 @@ def test_every_kind_of_process_is_seen() -> None:
         "learner",
         "ray.scripts.scripts",
         "rollout_server",
+        "services.agents",
         "services.dashboard",
         "services.evaluator",
         "services.launcher",

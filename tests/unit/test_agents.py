@@ -186,6 +186,31 @@ def test_a_runner_that_is_stopped_gives_its_episodes_back() -> None:
     assert sorted(service.ends) == [("key-0", "given back: stopped"), ("key-1", "given back: stopped")]
 
 
+def test_episodes_that_a_poll_brings_to_a_runner_that_stops_are_given_back() -> None:
+    arrived, may_answer = threading.Event(), threading.Event()
+
+    class Slow(Service):
+        def open(self, count: int, *, wait_s: float = 0.0) -> list[OpenedEpisode]:
+            arrived.set()
+            may_answer.wait(5)
+            return super().open(count, wait_s=wait_s)
+
+    async def rollout(client: Any, prompt: Prompt) -> float:
+        return 1.0
+
+    async def stopped() -> None:
+        task = asyncio.create_task(runner_of(AgentsConfig(), rollout, service).run())
+        await until(arrived.is_set)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        may_answer.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    service = Slow(1)
+    asyncio.run(stopped())
+    assert service.ends == [("key-0", "given back: stopped")]
+
+
 # -- the gate
 
 

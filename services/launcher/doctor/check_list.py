@@ -16,6 +16,7 @@ from enum import StrEnum
 from bapo.core.errors import ConfigError
 from bapo.runtime.model_files import fetch, folder_of, is_hub_id
 from services.launcher.doctor import checks
+from services.launcher.doctor.agent_checks import agents
 from services.launcher.doctor.checks import Check, Download
 from services.launcher.doctor.gold_checks import gold_answers
 from services.launcher.doctor.lora_checks import lora
@@ -71,6 +72,7 @@ CHECKS: tuple[Listed, ...] = (
     Listed("trackers", Needs.NETWORK, lambda here: checks.trackers(here.config)),
     Listed("the model", Needs.FILES, lambda here: [checks.model_files(here.config)]),
     Listed("LoRA", Needs.FILES, lambda here: lora(here.config)),
+    Listed("agents", Needs.FILES, lambda here: agents(here.config)),
     Listed("the tokenizer", Needs.FILES, tokenizer_files),
     Listed("the data", Needs.DATA, lambda here: [checks.data(here)]),
     Listed("every prompt", Needs.TOKENIZER, prompts),
