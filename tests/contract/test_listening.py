@@ -213,3 +213,9 @@ def _closed(caller: socket.socket, *, trickle: bytes = b"") -> bool:
         return False
     except ConnectionError:
         return True
+
+
+def test_answers_do_not_wait_for_the_callers_acknowledgement() -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name their protocol; without it answers in two parts take 40 ms."""
+    with listen("127.0.0.1", 0, what="a server", key="x.port") as listener:
+        assert listener.proto == socket.IPPROTO_TCP
