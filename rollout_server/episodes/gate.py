@@ -23,13 +23,23 @@ MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/
 BY_PATH = "/e/"
 RETRIES = b"x-stainless-retry-count"
 """Sent by the SDKs of OpenAI and Anthropic; above 0 for a request that is sent again."""
+
+
+def _kind(value: Any) -> Any:
+    """Of a tool choice: OpenAI's is a word or an object, Anthropic's an object."""
+    return value.get("type") if isinstance(value, dict) else value
+
+
 FORBIDDEN = (
     "logit_bias", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "allowed_token_ids", "bad_words", "use_beam_search", "ignore_eos", "min_tokens", "stop_token_ids", "echo",
     "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "prompt_embeds",
 )  # fmt: skip
 REFUSED: Mapping[str, Callable[[Any], bool]] = dict.fromkeys(FORBIDDEN, bool) | {
-    "tool_choice": lambda value: value not in (None, "auto", "none", {"type": "auto"}),
+    "tool_choice": lambda value: (
+        (value.get("type") if isinstance(value, dict) else value) not in (None, "auto", "none")
+    ),
+    "prompt": lambda value: isinstance(value, list) and not all(isinstance(one, int) for one in value),
     "response_format": lambda value: isinstance(value, dict) and value.get("type") != "text",
     "text": lambda value: isinstance(value, dict) and (value.get("format") or {}).get("type", "text") != "text",
     "n": lambda value: value not in (None, 1),
@@ -51,7 +61,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         key = key_of(scope)
-        if scope["path"] not in MODEL_PATHS:
+        if scope["path"] not in MODEL_PATHS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         body = await _read(receive)
@@ -103,7 +113,7 @@ def problem_of(body: bytes) -> str:
     """Why this request cannot be part of an episode; empty if it can."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "the body is not JSON"
     if not isinstance(fields, dict):
         return "the body is not a JSON object"

@@ -52,13 +52,17 @@ def continuation_of(
         encode: token ids of a piece of text, without special tokens before or after it.
     """
     whole = list(token_ids)
-    for turn in sorted(range(len(episode.turns)), key=lambda turn: -episode.turns[turn].text_chars):
-        earlier = episode.turns[turn]
-        if text is None:
-            path = episode.path_of(turn)
+    if text is None:
+        paths = sorted(
+            ((episode.path_of(turn), turn) for turn in range(len(episode.turns))), key=lambda one: -len(one[0])
+        )
+        for path, turn in paths:
             if whole[: len(path)] == path:
                 return Continuation(parent=turn, context_ids=whole[len(path) :], token_ids=whole)
-        elif len(text) >= earlier.text_chars and text_mark(text[: earlier.text_chars])[1] == earlier.text_digest:
+        return Continuation(parent=FROM_NOTHING, context_ids=whole, token_ids=whole)
+    for turn in sorted(range(len(episode.turns)), key=lambda turn: -episode.turns[turn].text_chars):
+        earlier = episode.turns[turn]
+        if len(text) >= earlier.text_chars and text_mark(text[: earlier.text_chars])[1] == earlier.text_digest:
             rest = encode(text[earlier.text_chars :]) if len(text) > earlier.text_chars else []
             return Continuation(parent=turn, context_ids=rest, token_ids=episode.path_of(turn) + rest)
     return Continuation(parent=FROM_NOTHING, context_ids=whole, token_ids=whole)

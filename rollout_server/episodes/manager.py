@@ -58,6 +58,10 @@ class Journal(Protocol):
         ...
 
 
+class _OpenedBeforeError(Exception):
+    """The journal says that the episode is open."""
+
+
 class LeaseLostError(UnavailableError):
     """Another holder has the request."""
 
@@ -150,12 +154,16 @@ class Episodes:
 
     async def adopt(self, request: RolloutRequest) -> None:
         """Offer the episodes of a claimed request, and continue those in its journal. Raises: UnavailableError."""
+        if request.request_id in self._groups:
+            return
         entries = await self._journal.read(request.request_id)
         group = OpenGroup(request=request, entries=entries)
         try:
             group.episodes = replayed([unpack_event(entry) for entry in entries])
         except ContractError as error:
             self._refuse(request, "bad_journal", str(error))
+            return
+        if request.request_id in self._groups:  # a second claim was faster
             return
         self._groups[request.request_id] = group
         for index in range(request.group_size):
@@ -164,6 +172,8 @@ class Episodes:
                 self._waiting.append((group, index))
             elif episode.is_open:  # its agent may be alive
                 self._take(group, episode)
+            elif episode.reward is not None:
+                self._remember(episode.key, episode.reward)
         if group.is_complete:
             self._finish(group)
         await self._notify()
@@ -184,8 +194,10 @@ class Episodes:
                 found.append(await self._open(group, index))
             except LeaseLostError:
                 self._drop(group)
-            except BaseException:
+            except BaseException as error:
                 self._waiting.appendleft((group, index))
+                if found and isinstance(error, UnavailableError):
+                    return found  # what is open has been given to this agent
                 raise
         return found
 
@@ -209,35 +221,36 @@ class Episodes:
 
         Raises: ConflictError; GoneError; UnavailableError; ContractError for an episode without a turn.
         """
-        if (given := self._rewards.get(key)) is not None:
-            if given == reward or (math.isnan(given) and math.isnan(reward)):
-                return "duplicate"
-            raise ConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
+        if (known := self._given_before(key, reward)) is not None:
+            return known
         handle = self.handle_of(key)
-        if not handle.episode.turns:
-            raise ContractError("an episode without a call of the model cannot have a reward: give it back")
-        await self._append(handle, Ended(index=handle.episode.index, reward=reward))
-        self._remember(key, reward)
-        self._count("ended")
-        del self._handles[key]
-        if not handle.group.is_complete:
-            return "ok"
-        self._finish(handle.group)
-        return "group"
+
+        def check() -> None:
+            if not handle.episode.turns:
+                raise ContractError("an episode without a call of the model cannot have a reward: give it back")
+
+        try:
+            await self._append(handle, Ended(index=handle.episode.index, reward=reward), check)
+        except GoneError:
+            if (known := self._given_before(key, reward)) is not None:  # by a call whose answer was lost
+                return known
+            raise
+        return "group" if handle.group.is_complete else "ok"
+
+    def _given_before(self, key: str, reward: float) -> str | None:
+        """Raises: ConflictError."""
+        if (given := self._rewards.get(key)) is None:
+            return None
+        if given == reward or (math.isnan(given) and math.isnan(reward)):
+            return "duplicate"
+        raise ConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
 
     async def fail(self, handle: Handle, reason: str, detail: str = "") -> None:
         """End an attempt without a reward; the episode begins again, a limited number of times."""
-        group, episode = handle.group, handle.episode
-        await self._append(handle, Failed(index=episode.index, reason=reason[:200]))
-        self._count(f"failed/{reason}")
-        self._handles.pop(handle.key, None)
-        log.warning("episode %d of %s failed reason=%s: %s", episode.index, group.request.request_id, reason, detail)
-        if episode.attempts >= self._settings.max_attempts:
-            self._close(group)
-            self._refuse(group.request, f"episode_{reason}", f"episode {episode.index} failed {episode.attempts} times")
-        else:
-            self._waiting.appendleft((group, episode.index))
-            await self._notify()
+        index, request_id = handle.episode.index, handle.group.request.request_id
+        log.warning("episode %d of %s failed reason=%s: %s", index, request_id, reason, detail)
+        await self._append(handle, Failed(index=index, reason=reason[:200]))
+        await self._notify()
 
     def require_open(self, key: str) -> None:
         """Raises: GoneError for a key without an open episode."""
@@ -264,19 +277,30 @@ class Episodes:
             return self._waiting.popleft()
 
     async def _open(self, group: OpenGroup, index: int) -> Handle:
-        key = new_key()
-        await self._store(group, Opened(index=index, key=key))
-        self._count("opened")
+        def check() -> None:
+            episode = group.episodes.get(index)
+            if episode is not None and not episode.has_failed:
+                raise _OpenedBeforeError
+
+        try:
+            await self._store(group, Opened(index=index, key=(key := new_key())), check)
+        except _OpenedBeforeError:  # by a call that did not hear of it, so that no agent has its key
+            key = group.episodes[index].key
         return self._handles[key]
 
     def _take(self, group: OpenGroup, episode: Episode) -> None:
         now = self.now()
         self._handles[episode.key] = Handle(group=group, episode=episode, key=episode.key, opened=now, heard=now)
 
-    async def _append(self, handle: Handle, event: Event) -> None:
+    async def _append(self, handle: Handle, event: Event, check: Callable[[], None] = lambda: None) -> None:
         """Durable first, then known. Once begun it ends, whether or not its caller waits."""
+
+        def check_both() -> None:
+            self._require_open(handle)
+            check()
+
         try:
-            await asyncio.shield(self._store(handle.group, event, lambda: self._require_open(handle)))
+            await asyncio.shield(self._store(handle.group, event, check_both))
         except LeaseLostError:
             self._drop(handle.group)
             raise GoneError("this episode was given to another server, which begins it again") from None
@@ -314,14 +338,37 @@ class Episodes:
         group.is_uncertain = False
 
     def _apply(self, group: OpenGroup, entry: bytes, event: Event) -> None:
-        group.entries.append(entry)
-        episode = group.episodes.get(event.index)
-        if episode is not None:
+        """What follows from an event, also from one that only the journal knew."""
+        if (episode := group.episodes.get(event.index)) is not None:
             episode.apply(event)
         elif isinstance(event, Opened):
             episode = group.episodes[event.index] = Episode(index=event.index, key=event.key)
-        if isinstance(event, Opened) and episode is not None:
+        else:
+            raise ContractError(f"episode {event.index} begins with {type(event).__name__}")
+        group.entries.append(entry)
+        if isinstance(event, Opened):
+            self._count("opened")
             self._take(group, episode)
+        elif isinstance(event, Ended):
+            self._end(group, episode, event.reward)
+        elif isinstance(event, Failed):
+            self._begin_again(group, episode, event.reason)
+
+    def _end(self, group: OpenGroup, episode: Episode, reward: float) -> None:
+        self._count("ended")
+        self._remember(episode.key, reward)
+        self._handles.pop(episode.key, None)
+        if group.is_complete:
+            self._finish(group)
+
+    def _begin_again(self, group: OpenGroup, episode: Episode, reason: str) -> None:
+        self._count(f"failed/{reason}")
+        self._handles.pop(episode.key, None)
+        if episode.attempts >= self._settings.max_attempts:
+            self._close(group)
+            self._refuse(group.request, f"episode_{reason}", f"episode {episode.index} failed {episode.attempts} times")
+        else:
+            self._waiting.appendleft((group, episode.index))
 
     def _finish(self, group: OpenGroup) -> None:
         self._close(group)

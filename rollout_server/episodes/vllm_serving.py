@@ -37,6 +37,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from bapo.config.tree import Config
 from rollout_server.engines.vllm import engine_arguments
 from rollout_server.episodes.caller import CALLER
+from rollout_server.episodes.gate import MODEL_PATHS
 from rollout_server.episodes.recorder import ModelCall, Reply
 
 Sample = Callable[[ModelCall], Awaitable[Reply]]
@@ -201,4 +202,7 @@ async def make_app(config: Config, client: Client) -> FastAPI:
     init_exception_handler(app)
     for attach in (attach_chat, attach_completions, attach_responses, attach_messages, attach_models):
         attach(app)
+    # vLLM's routers bring further routes (batches, stored responses), which no episode has.
+    served = {*MODEL_PATHS, "/v1/models"}
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in served]
     return app

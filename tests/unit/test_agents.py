@@ -243,6 +243,8 @@ def test_the_key_of_an_episode_comes_as_any_sdk_sends_it(
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"guided_json": {}, "min_tokens": 3}, "min_tokens"),
         ({"stop_token_ids": [3]}, "stop_token_ids"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
     ],
 )
 def test_what_would_bias_training_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
@@ -254,7 +256,8 @@ def test_what_would_bias_training_is_refused_by_name(fields: dict[str, Any], nam
     [
         {"temperature": 0.2, "top_p": 0.1, "seed": 3, "presence_penalty": 1, "top_k": 5},
         {"tool_choice": "auto", "n": 1, "response_format": {"type": "text"}, "logit_bias": {}, "stop": ["\n"]},
-        {"tool_choice": {"type": "auto"}, "text": {"format": {"type": "text"}}, "text2": None},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "prompt": [1, 2]},
+        {"tool_choice": {"type": "none"}, "text": {"format": {"type": "text"}}, "text2": None},
     ],
 )
 def test_what_has_no_effect_or_does_no_harm_is_accepted(fields: dict[str, Any]) -> None:

@@ -198,6 +198,66 @@ async def test_an_append_that_was_not_stored_leaves_nothing() -> None:
 
 
 @in_loop
+async def test_a_last_reward_whose_answer_was_lost_completes_its_group_when_it_is_given_again() -> None:
+    front = Front()
+    first, second = await opened(front)
+    for handle in (first, second):
+        await front.episodes.record(handle, turn(handle.episode.index))
+    await front.episodes.reward(first.key, 1.0)
+    front.journal.loses_answers = 1
+    with pytest.raises(UnavailableError):
+        await front.episodes.reward(second.key, 0.5)
+    assert front.delivered == []
+    assert await front.episodes.reward(second.key, 0.5) == "duplicate"
+    assert len(front.delivered) == 1
+
+
+@in_loop
+async def test_an_opening_whose_answer_was_lost_is_given_to_the_next_agent() -> None:
+    front = Front()
+    await front.episodes.adopt(REQUEST)
+    front.journal.loses_answers = 1
+    with pytest.raises(UnavailableError):
+        await front.episodes.open(1, 0.0)
+    handles = await front.episodes.open(3, 0.0)
+    assert sorted(handle.episode.index for handle in handles) == [0, 1]
+    assert [type(unpack_event(entry)) for entry in front.journal.entries["g-a"]] == [Opened, Opened]
+
+
+@in_loop
+async def test_a_failure_whose_answer_was_lost_begins_its_episode_again() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    front.journal.loses_answers = 1
+    with pytest.raises(UnavailableError):
+        await front.episodes.fail(handle, "given_back")
+    with pytest.raises(GoneError):
+        await front.episodes.fail(handle, "given_back")
+    (again,) = await front.episodes.open(2, 0.0)
+    assert again.episode.index == handle.episode.index
+
+
+@in_loop
+async def test_a_reward_without_a_turn_is_refused_also_when_the_journal_must_be_read_again() -> None:
+    front = Front()
+    first, second = await opened(front)
+    front.journal.loses_answers = 1
+    with pytest.raises(UnavailableError):
+        await front.episodes.record(first, turn(0))
+    with pytest.raises(ContractError, match="without a call"):
+        await front.episodes.reward(second.key, 1.0)
+    assert await front.episodes.reward(first.key, 1.0) == "ok", "its turn is in the journal"
+
+
+@in_loop
+async def test_a_request_that_is_claimed_twice_is_offered_once() -> None:
+    front = Front()
+    await front.episodes.adopt(REQUEST)
+    await front.episodes.adopt(REQUEST)
+    assert len(await front.episodes.open(9, 0.0)) == 2
+
+
+@in_loop
 async def test_entries_that_redis_has_lost_are_written_again() -> None:
     front = Front()
     handle, _ = await opened(front)
@@ -347,6 +407,8 @@ def test_a_client_that_sends_ids_continues_by_ids() -> None:
     episode.apply(turn(context=[1, 2], ids=[5, 6]))
     found = continuation_of(episode, None, [1, 2, 5, 6, 7], letters)
     assert (found.parent, found.context_ids, found.token_ids) == (0, [7], [1, 2, 5, 6, 7])
+    episode.apply(turn(parent=0, context=[7], ids=[8]))
+    assert continuation_of(episode, None, [1, 2, 5, 6, 7, 8, 9], letters).parent == 1, "the longest"
     assert continuation_of(episode, None, [1, 2, 5], letters).parent == -2
 
 
