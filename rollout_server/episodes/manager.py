@@ -99,6 +99,8 @@ class Handle:
     """Monotonic time of the agent's last sign of life."""
     num_calls: int = 0
     """Open calls of the model: the agent waits for us."""
+    num_reserved: int = 0
+    """Context tokens and limits of these calls."""
 
 
 class Episodes:

@@ -91,11 +91,20 @@ class Recorder:
 
     async def _sampled(self, handle: Handle, call: ModelCall) -> Reply:
         found = continuation_of(handle.episode, call.text, call.token_ids, self._encode)
+        max_tokens = self._max_tokens(handle, found, call.max_tokens)
+        reserved = len(found.context_ids) + max_tokens
+        handle.num_reserved += reserved
+        try:
+            return await self._completed(handle, call, found, max_tokens)
+        finally:
+            handle.num_reserved -= reserved
+
+    async def _completed(self, handle: Handle, call: ModelCall, found: Continuation, max_tokens: int) -> Reply:
         request, rollout = handle.group.request, self._config.rollout
         completion = Completion(
             call_id=f"{request.request_id}/{handle.episode.index}/{uuid.uuid4().hex}",
             token_ids=found.token_ids,
-            max_tokens=self._max_tokens(handle, found, call.max_tokens),
+            max_tokens=max_tokens,
             temperature=request.temperature or rollout.temperature,
             top_p=request.top_p or rollout.top_p,
             stop=call.stop,
@@ -127,11 +136,11 @@ class Recorder:
     def _max_tokens(self, handle: Handle, found: Continuation, wanted: int) -> int:
         """Raises: LimitError."""
         settings, rollout, episode = self._settings, self._config.rollout, handle.episode
-        if len(episode.turns) >= settings.max_turns:
-            raise LimitError(f"the episode has {len(episode.turns)} calls (agents.max_turns): give its reward")
+        if len(episode.turns) + handle.num_calls > settings.max_turns:  # this call is one of them
+            raise LimitError(f"the episode has {settings.max_turns} calls (agents.max_turns): give its reward")
         most = settings.max_tokens or self._config.learner.microbatch_tokens
         room = min(
-            most - episode.num_tokens - len(found.context_ids),
+            most - episode.num_tokens - handle.num_reserved - len(found.context_ids),
             rollout.longest_sequence - len(found.token_ids),
         )
         if room < 1:

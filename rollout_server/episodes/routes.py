@@ -43,7 +43,7 @@ class OpenBody(BaseModel):
 class RewardBody(BaseModel):
     """The end of an episode."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     reward: float | None = Field(math.nan, ge=0, le=1)
     """null: it could not be graded; absent: the task's reward function grades the last text."""
@@ -78,7 +78,7 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
     @allow(Role.AGENT, is_open=True)
     async def reward(key: str, body: RewardBody) -> dict[str, str]:
         """End an episode with its reward: ok, group (the last of its group), duplicate, ungraded."""
-        if body.reward is None:
+        if body.reward is None or (body.error and math.isnan(body.reward)):
             await episodes.fail(episodes.handle_of(key), "ungraded", body.error)
             return {"state": "ungraded"}
         return {"state": await episodes.reward(key, body.reward)}

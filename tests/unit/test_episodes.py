@@ -439,6 +439,20 @@ async def test_an_episode_that_is_as_long_as_a_micro_batch_gets_no_further_token
 
 
 @in_loop
+async def test_calls_at_the_same_time_share_the_limits_of_their_episode() -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    agent = Agent(front, handle, ["a"] * 9)
+    front.journal.gate.clear()
+    calls = [asyncio.create_task(agent.call("Q" * 20)) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    front.journal.gate.set()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(result, LimitError) for result in results] == [False, False, True, True, True]
+    assert [call.max_tokens for call in agent.engines.calls] == [10, 10], "20 + 10 each, of 60"
+
+
+@in_loop
 async def test_a_retry_gets_the_recorded_reply_and_a_second_question_another() -> None:
     agent = await an_agent(["ab.", "cd."])
     assert await agent.call("Q:") == "ab."
