@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import importlib
 import importlib.util
+import io
 import itertools
 import json
 import logging
@@ -336,7 +337,15 @@ def importable(kind: str, name: str) -> str:
     return name
 
 
+def print_any_text() -> None:
+    """As ours, which cannot be imported here: a letter that the encoding does not have is printed as `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 if __name__ == "__main__":
+    print_any_text()
     parser = argparse.ArgumentParser(description="Run episodes of a foreign environment.")
     parser.add_argument("name", help="verifiers:MODULE, openenv:URL or skyrl_gym:ID")
     parser.add_argument("--url", default="http://127.0.0.1:8720", help="the agents' address, without /v1")
