@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bapo.config.load import load_resolved
+from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.browser import visiting
 from tests.support.dashboard import opened, values, viewed
@@ -92,7 +93,7 @@ def test_everything_is_on_disk_and_nothing_is_left_running(finished: Finished) -
 
 
 def test_no_secret_is_printed_passed_or_left_readable(finished: Finished) -> None:
-    assert len(finished.secrets) == 7
+    assert len(finished.secrets) == len(Role) + 1, "and the password of Redis"
     for text in (finished.output, *finished.command_lines, *readable_by_others(finished.run)):
         assert not [secret for secret in finished.secrets if secret in text], text[:200]
 
