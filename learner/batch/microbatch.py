@@ -79,15 +79,19 @@ def build(columns: Columns, pieces: Sequence[Piece], device: torch.device) -> Mi
     packer = _Packer(axes=() if columns.reader is None else (3,))
     patches: list[Patches] = []
     for piece in pieces:
-        turns = [columns.turns_of(response) for response in piece.responses]
+        turns = [columns.turns.get(response) for response in piece.responses]
         prompt = NOTHING
-        if any(own.reads_prompt for own in turns):
+        if any(own is None or own.reads_prompt for own in turns):
             positions, pictures = _positions(columns, piece.group)
             patches += pictures
             prompt = packer.add_prompt(columns.prompts_E[piece.group], positions)
         for response, own in zip(piece.responses, turns, strict=True):
             start, end = columns.starts_R[response : response + 2]
-            packer.add_response(prompt, columns.token_ids_M[start:end], own)
+            tokens = columns.token_ids_M[start:end]
+            if own is None:  # most responses: the general way takes twice as long
+                packer.add_turn(prompt, tokens)
+            else:
+                packer.add_response(prompt, tokens, own)
     responses = [response for piece in pieces for response in piece.responses]
     slots = np.concatenate([np.arange(columns.starts_R[r], columns.starts_R[r + 1]) for r in responses])
     return MicroBatch(
@@ -129,6 +133,12 @@ class _Packer:
     def add_prompt(self, token_ids: Int64s, positions: Int64s) -> _Path:
         """Pack a prompt. `positions`: [P], or [3, P] with images."""
         return _Path(places=self._pack(token_ids, positions), next_position=int(positions[..., -1].max()) + 1)
+
+    def add_turn(self, before: _Path, token_ids: Int64s) -> None:
+        """Pack a response of one turn without context."""
+        path = self._extended(before, token_ids[:-1])
+        self.rows.append(path.places)
+        self.predict.append(path.places[len(before.places) - 1 :])
 
     def add_response(self, prompt: _Path, token_ids: Int64s, turns: Turns) -> None:
         """Pack the turns of a response. `token_ids`: its sampled tokens."""
