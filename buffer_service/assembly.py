@@ -93,7 +93,7 @@ class Assembler:
         fresh = fresh_of(step, found, self._schedule.at(step), self._config)
         if fresh is None:
             return None if found.tables.demand is None else Wait()
-        if stale := [record for record in fresh if self._is_stale(record, step)]:
+        if stale := [record for record in fresh if is_stale(record, step, self._config)]:
             self._replace(stale, step)
             return None
         view = in_order(found, fresh)
@@ -102,9 +102,6 @@ class Assembler:
             return self._demand(step, view.tables, decision)
         assembly = self._assembly(step, view, decision)
         return assembly if self._store.commit_assembly(assembly) else None
-
-    def _is_stale(self, record: GroupRecord, step: int) -> bool:
-        return step - record.policy_version > self._config.cadence.max_staleness
 
     def _replace(self, stale: Sequence[GroupRecord], step: int) -> None:
         requests = self._store.fresh_requests([record.group_id for record in stale])
@@ -212,6 +209,14 @@ def fresh_of(step: int, view: View, first: int, config: Config) -> tuple[GroupRe
     planned = tuple(record for record in view.fresh if record.step <= step)
     has_its_round = any(record.group_id.startswith(prefix) for record in planned)
     return planned if has_its_round or len(planned) >= demand.num_fresh else None
+
+
+def is_stale(record: GroupRecord, step: int, config: Config) -> bool:
+    """Whether a fresh group is too old to train: its oldest token; with `rollout.stale_tokens = "mask"`, whose learner
+    reads old tokens as context, its newest."""
+    is_masked = config.rollout.stale_tokens == "mask"
+    version = max(record.newest_version, record.policy_version) if is_masked else record.policy_version
+    return step - version > config.cadence.max_staleness
 
 
 def in_order(view: View, fresh: Sequence[GroupRecord]) -> View:

@@ -236,6 +236,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`bapo.core.frames.frame_digest` of the frame: header as pushed, body as declared by its worker."""
     prompt_digest: str = ""
     """`prompt_digest` of its prompt."""
+    newest_version: Version = 0
+    """Newest version that sampled any token; 0 in a row of before this field."""
 
     @property
     def outcomes(self) -> bytes:
@@ -319,6 +321,7 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
         outcome_chars=group.outcomes.decode("latin-1") if any(group.outcomes) else "",
         digest=digest,
         prompt_digest=prompt_digest(group.prompt),
+        newest_version=group.newest_version,
     )
 
 

@@ -36,6 +36,7 @@ from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.model.policy import Policy
 from learner.publish_weights import WeightPublisher
+from learner.stale_tokens import with_stale_as_context
 from learner.update.update import Updater
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Learner:
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
             with watch.phase("wait_batch"):
                 frame = self.next_frame(step)
-                batch = unpack_batch(frame)
+                batch = with_stale_as_context(unpack_batch(frame), self.config)
             if self.token_records is not None:
                 self.token_records.expect(step)
             self.write_batch(step, frame)

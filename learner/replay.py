@@ -38,6 +38,7 @@ from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World, pick_device
 from learner.loop import Learner
 from learner.publish_weights import gather_weights
+from learner.stale_tokens import with_stale_as_context
 from learner.startup import make_learner
 
 log = logging.getLogger("learner.replay")
@@ -105,7 +106,7 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
 def _repeat(
     learner: Learner, scratch: RunDirectory, frame: Path, recorded: Mapping[int, Mapping[str, Any]]
 ) -> RepeatedStep:
-    batch = unpack_batch(frame.read_bytes())
+    batch = with_stale_as_context(unpack_batch(frame.read_bytes()), learner.config)
     log.info("step %d: %d groups from %s", batch.step, len(batch.entries), frame)
     watch = Stopwatch()
     with watch.phase("step"):

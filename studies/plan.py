@@ -103,7 +103,7 @@ def _shown(value: object) -> str:
 METHOD_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,39}$"
 """Part of a run's name: `bapo-without-x2` with seed 3 is the run `bapo-without-x2-s3`."""
 OWN_PORTS = ("buffer", "scheduler", "learner", "evaluation", "rollout", "dashboard")
-RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" for section in OWN_PORTS))
+RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" for section in (*OWN_PORTS, "agents")))
 """What the study sets itself, for every run."""
 
 
@@ -221,7 +221,8 @@ def run_name(method: str, seed: int) -> str:
 def _config(file: StudyFile, name: str, seed: int, folder: Path, source: str) -> Config:
     method = file.methods[name]
     own: dict[str, Any] = {"run": {"name": run_name(name, seed), "root": str(folder / "runs"), "seed": seed}}
-    own |= {section: {"port": 0} for section in OWN_PORTS}
+    has_agents = "agents" in file.common or "agents" in method.settings  # a key of a section makes the section
+    own |= {section: {"port": 0} for section in (*OWN_PORTS, *(["agents"] if has_agents else []))}
     layers = [
         Layer(source=f"preset {method.preset}", values={"preset": method.preset}),
         Layer(source=f"{source} [common]", values=file.common),

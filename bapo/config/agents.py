@@ -46,7 +46,8 @@ class AgentsConfig(Frozen):
     them; the model sees what the agent tells it."""
     lease_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
     """An episode whose agent neither calls nor reports for this long begins again."""
-    timeout_s: float = Field(1800.0, gt=0, le=MAX_SECONDS)
-    """An episode of `rollout` that takes longer is ungraded, and begins again."""
+    timeout_s: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """An episode of `rollout` that takes longer is ungraded, and begins again. Longer ones need a larger
+    `learner.batch_timeout_s`, too."""
     max_attempts: int = Field(3, ge=1)
     """Attempts at an episode before its group is dropped."""

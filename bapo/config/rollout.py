@@ -41,6 +41,9 @@ class RolloutConfig(Frozen):
     generation_budget: int | None = Field(None, ge=1)
     """Partial rollouts: tokens of a fresh response per policy version; it resumes with the next weights, or when
     nothing else is to be sampled. null: off."""
+    stale_tokens: Literal["drop", "mask"] = "drop"
+    """Groups of episodes with a token that is older than the lag of `cadence` allows: dropped, and sampled again; or
+    trained without those tokens, which become context (docs/agents.md). Only with [agents]."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MAX_REQUESTS)
     """Groups that a worker samples at a time."""
     kv_cache_at_update: Literal["recompute", "keep"] = "recompute"

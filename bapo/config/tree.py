@@ -368,15 +368,24 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def agents_fit(self) -> Self:
+        is_masked = self.rollout.stale_tokens == "mask"
         if self.agents is None:
+            if is_masked:
+                raise ValueError('rollout.stale_tokens = "mask" is for episodes: use "drop", or add [agents]')
             return self
         for what, is_set in (
+            ("shaping.overlong_cache", self.shaping.overlong_cache is not None),
             ("rollout.generation_budget", self.rollout.generation_budget is not None),
             ("algorithm.num_experts", self.algorithm.num_experts > 0),
             ("run.deterministic", self.run.deterministic),
         ):
             if is_set:
                 raise ValueError(f"[agents] with {what}: an episode is sampled call by call; remove one of the two")
+        if is_masked and self.shaping.length_weight:
+            raise ValueError(
+                'rollout.stale_tokens = "mask" with shaping.length_weight: lengths would not have the masked tokens; '
+                "remove one of the two"
+            )
         if self.rollout.engine != "vllm":
             raise ValueError(
                 f"[agents] with rollout.engine = {self.rollout.engine!r}: agents call vLLM's routes; set it to vllm"

@@ -40,7 +40,7 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 READY_PAUSE_S = 0.1
-CONNECTIONS = 16
+CONNECTIONS = 32
 """Connections kept open per process; further ones are closed after use."""
 NOT_ACCEPTED = 401
 MOVED_FOR_GOOD = (301, 308)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.config.objective import LossConfig, ShapingConfig
+from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch, BatchEntry, Origin, Outcome
 from learner.advantages.base import Advantage
@@ -23,6 +23,7 @@ from learner.advantages.formulas import (
     pass_k_weights,
     pooled_advantages,
 )
+from learner.stale_tokens import stale_rows
 
 Float64s = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,7 +34,7 @@ def row_advantages(batch: Batch, config: Config) -> Float64s:
     settings = config.loss
     advantage_R = np.concatenate([_of_entry(entry, rewards, settings) for entry, rewards in _shaped(batch, config)])
     if settings.advantage_batch_norm:
-        used_R = np.flatnonzero(~left_out(batch, config.shaping) & ~of_kind_sft(batch))
+        used_R = np.flatnonzero(~left_out(batch, config) & ~of_kind_sft(batch))
         lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
         advantage_R[used_R] = batch_normalised(advantage_R[used_R], lengths_R[used_R])
     return advantage_R
@@ -67,11 +68,12 @@ def entry_factor(entry: BatchEntry, settings: LossConfig) -> float:
     return entry.weight * by_origin[entry.origin]
 
 
-def left_out(batch: Batch, shaping: ShapingConfig) -> Bools:
-    """[R] responses excluded from loss and denominators: truncated ones, with `shaping.overlong_filter`."""
+def left_out(batch: Batch, config: Config) -> Bools:
+    """[R] responses excluded from loss and denominators: truncated ones, with `shaping.overlong_filter`; and episodes
+    without a token that is young enough."""
     outcomes_R = np.concatenate([entry.group.outcomes for entry in batch.entries])
-    truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED)
-    return truncated_R if shaping.overlong_filter else np.zeros_like(truncated_R)
+    truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED) & config.shaping.overlong_filter
+    return truncated_R | stale_rows(batch, config)
 
 
 def of_kind_sft(batch: Batch) -> Bools:

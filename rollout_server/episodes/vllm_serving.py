@@ -42,12 +42,13 @@ from rollout_server.episodes.recorder import ModelCall, Reply
 
 Sample = Callable[[ModelCall], Awaitable[Reply]]
 
-BIASES = ("logit_bias", "allowed_token_ids", "structured_outputs", "bad_words_token_ids", "logits_processors")
-"""What samples from another distribution than the one whose log-probs are recorded; also where a route of its own sets
-it, as for `tool_choice = required`."""
+BIASES = ("logit_bias", "allowed_token_ids", "bad_words_token_ids", "logits_processors")
+"""What samples from another distribution than the one whose log-probs are recorded.
 
-
-WHY = "changes what is sampled, so that the log-probs would be of another distribution; training cannot use that"
+Not `structured_outputs`: the gate refuses by name what asks for them. What is left are vLLM's grammars for `strict`
+tools and for `parallel_tool_calls = false`, which SDKs send of their own accord. The policy is not held to them:
+whether its calls are valid is what it learns.
+"""
 
 
 class Client(EngineClient):

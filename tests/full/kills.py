@@ -6,6 +6,10 @@ followed by `bapo train --resume`. After each kill a step that was never finishe
 are trained again, and versions that are published again, must have the same bits as the first time. At the end
 metrics.jsonl has each step once, and `bapo buffer verify` finds every group.
 
+
+With `--ledger` the agents of the run keep a ledger of their own, which must account for every trained response
+(`tests/full/episode_ledger.py`). Further parts are `agents-0`, and `engine`, a worker's process.
+
 Exit codes: 0 all of it held, 1 it did not.
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -28,13 +33,27 @@ from pathlib import Path
 import psutil
 
 from bapo.runtime.run_directory.layout import RunDirectory
+from tests.full import episode_ledger
 from tests.support.launch import FREE_PORTS, REPOSITORY, family, kill_family, start
 
+ENGINE = "engine"
 LEARNER, WORKER, REDIS, SERVICE, LAUNCHER = "learner", "rollout_server", "redis", "buffer_service", "launcher"
 PARTS = (LEARNER, WORKER, REDIS, SERVICE, LAUNCHER)
 START_S, STEP_S = 240.0, 240.0
 LONGEST_GAP_S = 6.0
 SUPERVISION = ["--supervision.max_restarts", "1000", "--supervision.window_s", "1", "--checkpoint.every", "5"]
+
+
+LEDGER = [
+    "--agents.rollout", "tests.full.episode_ledger:rollout", "--diagnostics.token_records", "1",
+    "--diagnostics.token_records_mb", "4096",
+]  # fmt: skip
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 class KilledRun:
@@ -97,6 +116,11 @@ class KilledRun:
             psutil.wait_procs(members, timeout=60)
             self.process = self._start(["train", "--resume", str(self.run.path)])
             return
+        if whom == ENGINE:
+            found = [one for one in family(self.process) if _name(one).startswith("ray::WorkerActor")]
+            if found:  # none while it starts again
+                found[0].kill()
+            return
         process = psutil.Process(self.run.read_run()["processes"][whom]["pid"])
         if whom == WORKER:  # the launcher knows its guard
             process = process.children()[0]
@@ -115,24 +139,35 @@ def main() -> int:
     victims = flags.parts.split(",") * flags.each
     rng.shuffle(victims)
     folder = Path(tempfile.mkdtemp(prefix="bapo-kills-"))
+    if flags.ledger:
+        (folder / "ledger").mkdir()
+        os.environ[episode_ledger.FOLDER] = str(folder / "ledger")
+        arguments += LEDGER
     run = KilledRun(folder, [str(flags.config), *arguments])
     try:
         run.wait_for_step(2, START_S)
-        for number, whom in enumerate(victims, 1):
-            time.sleep(rng.uniform(0.0, LONGEST_GAP_S))
+        for number in range(0, len(victims), flags.together):
             before, began = run.last_step(), time.monotonic()
-            run.kill(whom)
+            for whom in victims[number : number + flags.together]:
+                time.sleep(rng.uniform(0.0, LONGEST_GAP_S))
+                run.kill(whom)
             run.wait_for_step(before + 2, STEP_S)  # the step that was under way may be on the disk already
-            run.seconds.setdefault(whom, []).append(round(time.monotonic() - began, 1))
+            names = ", ".join(victims[number : number + flags.together])
+            run.seconds.setdefault(names, []).append(round(time.monotonic() - began, 1))
             print(
-                f"{number} of {len(victims)}: {whom}, step {run.last_step()} after {run.seconds[whom][-1]} s",
+                f"{number + flags.together} of {len(victims)}: {names}, step {run.last_step()} after "
+                f"{run.seconds[names][-1]} s",
                 flush=True,
             )
-        wrong = violations(run)
+        wrong, compared = violations(run), dict[str, int]()
+        if flags.ledger:
+            unaccounted, compared = episode_ledger.unaccounted(run.run.path, folder / "ledger")
+            wrong += unaccounted
     finally:
         kill_family(run.process)
     found = {"seed": flags.seed, "arguments": arguments, "kills": len(victims), "steps": run.last_step(),
-             "versions": len(run.bits), "seconds": run.seconds, "violations": wrong}  # fmt: skip
+             "versions": len(run.bits), "seconds": run.seconds,
+             "compared": compared, "violations": wrong}  # fmt: skip
     flags.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))
     if not wrong:
@@ -159,6 +194,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("config", type=Path)
     parser.add_argument("--each", type=int, default=20, help="kills of each part")
     parser.add_argument("--parts", default=",".join(PARTS), help="those that are killed; default: %(default)s")
+    parser.add_argument("--together", type=int, default=1, help="kills before the run must go on; default: 1")
+    parser.add_argument("--ledger", action="store_true", help="agents keep a ledger of their episodes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     return parser

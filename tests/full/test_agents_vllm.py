@@ -202,6 +202,8 @@ def test_errors_are_those_that_sdks_do_not_retry(stage: Stage) -> None:
     assert urllib3.request("POST", f"{episode.base_url}/completions", json={"prompt": "a"}).status == 401
     for path in ("chat/completions/batch", "messages/count_tokens", "responses/x/cancel"):
         assert urllib3.request("POST", f"{episode.base_url}/{path}", json={"model": "policy"}).status == 404
+    strict: Any = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    client.chat.completions.create(model="policy", messages=question, tools=strict, parallel_tool_calls=False)
     client.completions.create(model="policy", prompt="a", temperature=0.0, top_p=0.1, seed=1, extra_body={"top_k": 1})
     stage.client.reward(episode.key, 1.0)
     with pytest.raises(ConflictError):

@@ -49,6 +49,12 @@ def test_prefixes_are_those_that_processes_of_agents_know() -> None:
     assert check.status == "ok"
 
 
+def test_episodes_that_may_outlast_the_learner_are_warned_of() -> None:
+    _, check = found(timeout_s=601)  # the learner waits 600 s
+    assert check.status == "warn"
+    assert "learner.batch_timeout_s = 600, after which" in check.detail
+
+
 def test_a_model_without_a_chat_template_is_warned_of(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")

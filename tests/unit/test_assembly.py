@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+import pytest
+
 from bapo.algorithms.composer import Decision, whole_groups
+from bapo.config.tree import Config
 from bapo.core.types import Origin
 from bapo.transport.messages import ExtraRound
-from buffer_service.assembly import batch_of, entering_bad, in_order, results_of, reused_ids, tables_after
+from buffer_service.assembly import batch_of, entering_bad, in_order, is_stale, results_of, reused_ids, tables_after
 from buffer_service.state import GroupRecord, Tables, View
 from tests.support.buffer import answer, hard, incoming, stat
 from tests.support.buffer_app import small_config
@@ -35,6 +39,19 @@ DECISION = Decision(
     high=(stat("g-a", birth=2),),
     reasons={"g-a": "trained", "g-b": "all_incorrect"},
 )
+
+
+@pytest.mark.parametrize(("stale_tokens", "too_old"), [("drop", [7, 8]), ("mask", [8])])
+def test_a_group_is_stale_by_its_oldest_token_or_if_those_are_masked_by_its_newest(
+    stale_tokens: str, too_old: list[int]
+) -> None:
+    config = Config.model_validate({
+        "agents": {},
+        "rollout": {"stale_tokens": stale_tokens},
+        "cadence": {"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 3},
+    })  # fmt: skip
+    spanning = msgspec.structs.replace(record("a"), policy_version=3, newest_version=4)
+    assert [step for step in range(4, 9) if is_stale(spanning, step, config)] == too_old
 
 
 def test_a_view_does_not_depend_on_the_order_of_arrival() -> None:

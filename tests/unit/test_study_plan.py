@@ -58,9 +58,12 @@ def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> 
 
 
 def test_runs_of_a_study_take_free_ports_for_they_are_concurrent(tmp_path: Path) -> None:
-    config = plan(tmp_path).runs[0].config.model_dump()
+    values = study_values()
+    values["common"]["agents"] = {"rollout": "agent.py:rollout"}
+    config = plan(tmp_path, values).runs[0].config.model_dump()
     ports = {name: section["port"] for name, section in config.items() if "port" in (section or ())}
-    assert "dashboard" in ports
+    assert {"dashboard", "agents"} <= set(ports)
+    assert plan(tmp_path).runs[0].config.agents is None
     assert set(ports.values()) == {0}
 
 

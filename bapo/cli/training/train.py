@@ -143,6 +143,13 @@ def evaluate(
     hand_over("evaluate", "--run-dir", str(measured.path), *flags)
 
 
+LONG_EPISODES = {
+    "drop": "; a group with an episode that spans more of them is dropped and sampled again (rollout.stale_tokens)",
+    "mask": "; of an episode that spans more of them the older tokens do not train (rollout.stale_tokens)",
+}
+"""What happens to episodes that take longer than that."""
+
+
 def describe(config: Config, run: RunDirectory) -> str:
     """Summary of the run to start: sizes per step, updates and staleness."""
     algorithm, learner, cadence = config.algorithm, config.learner, config.cadence
@@ -154,7 +161,7 @@ def describe(config: Config, run: RunDirectory) -> str:
         f"fresh responses per step; minibatches of {config.groups_per_update} groups, up to {num_updates} updates per "
         f"step; new weights every {cadence.weight_sync_interval} steps, fresh groups up to {cadence.max_staleness} "
         "steps stale"
-    )
+    ) + ("" if config.agents is None else LONG_EPISODES[config.rollout.stale_tokens])
 
 
 def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bapo.config.autoscaling import ScalingReason
-from bapo.runtime.metrics.metric import PURPOSE, TASK, TOKENS, WORKER, Label, Metric, Process
+from bapo.runtime.metrics.metric import CALL_SECONDS, PURPOSE, TASK, TOKENS, WORKER, Label, Metric, Process
 
 HERE = (Process.ROLLOUT_SERVER,)
 
@@ -170,7 +170,7 @@ AGENTS = (
     Metric(
         "bapo_episode_call_seconds", "histogram",
         "Time of a call of the model in the engine, and until its record is durable (journal).",
-        "system/Agents", HERE, (Label("phase", ("engine", "journal")),), added_up=True,
+        "system/Agents", HERE, (Label("phase", ("engine", "journal")),), CALL_SECONDS, added_up=True,
     ),
 )  # fmt: skip
 

@@ -84,7 +84,7 @@ REMEDIES: dict[str, str] = {
     Reason.STILL_HARD: "lower algorithm.c1",
     Reason.NO_ROOM: "raise algorithm.batch_size",
     Reason.SURPLUS: "raise algorithm.batch_size",
-    Reason.STALE: "raise cadence.max_staleness, or lower cadence.max_steps_ahead",
+    Reason.STALE: "raise cadence.max_steps_ahead",
     Reason.DUPLICATE_PROMPT: "use more prompts",
 }
 

@@ -24,6 +24,13 @@ def agents(config: Config) -> Iterator[Check]:
     if settings is None:
         return
     yield _rollout(settings.rollout)
+    if settings.timeout_s > config.learner.batch_timeout_s:
+        yield Check(
+            name=NAME,
+            status="warn",
+            detail=f"agents.timeout_s = {settings.timeout_s:g} is more than learner.batch_timeout_s = "
+            f"{config.learner.batch_timeout_s:g}, after which a learner without a batch ends the run: raise that",
+        )
     folder = folder_of(config.model.path)
     if folder is not None and not has_chat_template(folder):
         yield Check(

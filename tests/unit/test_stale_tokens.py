@@ -1,0 +1,101 @@
+"""`rollout.stale_tokens = "mask"`: tokens that are older than the lag allows are read, and not trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bapo.config.tree import Config
+from bapo.core.token_arrays import runs_of
+from bapo.core.types import Batch, Group, Origin
+from learner.advantages.of_batch import left_out, row_advantages
+from learner.stale_tokens import with_stale_as_context
+from tests.support.episodes import histories_of
+from tests.support.factories import make_batch, make_group
+from tests.support.learner import learner_config
+
+STEP = 9
+"""With v = 1 and one step ahead: tokens of version 8 and younger are not stale."""
+
+
+def config_of(stale_tokens: str = "mask") -> Config:
+    return learner_config(
+        agents={},
+        rollout={"engine": "vllm", "stale_tokens": stale_tokens},
+        cadence={"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1},
+    )
+
+
+def episodes(versions: list[int], turns: list[list[int]], context_ids: list[int]) -> Group:
+    """Two responses to the prompt 10 11, of 5 and 2 tokens: 30 to 34, 40 and 41; the second is of version 9."""
+    versions_T = np.array([*versions, 9, 9], np.int32)
+    return replace(
+        make_group(rewards="10", lengths=[5, 2]),
+        prompt_token_ids=np.array([10, 11], np.int32),
+        token_ids=np.array([30, 31, 32, 33, 34, 40, 41], np.int32),
+        rollout_logprobs=np.array([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7], np.float32),
+        versions=np.array([[min(versions), max(versions)], [9, 9]], np.int32),
+        spans=runs_of(versions_T),
+        turns=np.array([*turns, [1, -1, 0, 2]], np.int32),
+        context_ids=np.array(context_ids, np.int32),
+    )
+
+
+def batch_of(group: Group, origin: Origin = Origin.X1) -> Batch:
+    batch = make_batch(groups=[group], step=STEP)
+    return replace(batch, entries=tuple(replace(entry, origin=origin) for entry in batch.entries))
+
+
+def masked(group: Group) -> Group:
+    return with_stale_as_context(batch_of(group), config_of()).entries[0].group
+
+
+CHAIN = [[0, -1, 1, 2], [0, 0, 1, 3]]
+
+
+def test_a_call_that_spans_an_update_keeps_the_tokens_behind_it() -> None:
+    found = masked(episodes([6, 6, 7, 8, 9], CHAIN, [20, 21]))
+    assert histories_of(found, 0) == [([10, 11, 20, 30, 31, 21, 32], [33, 34])]
+    assert histories_of(found, 1) == [([10, 11], [40, 41])]
+    assert found.lengths.tolist() == [2, 2]
+    np.testing.assert_allclose(found.rollout_logprobs, [-0.4, -0.5, -0.6, -0.7])
+    assert found.versions.tolist() == [[8, 9], [9, 9]]
+    assert found.rewards.tolist() == [1.0, 0.0]
+
+
+def test_all_that_continue_a_stale_call_read_it() -> None:
+    fork = [[0, -1, 1, 2], [0, 0, 1, 1], [0, 0, 2, 2]]
+    found = masked(episodes([7, 7, 8, 9, 9], fork, [20, 21, 22, 23]))
+    assert histories_of(found, 0) == [([10, 11, 20, 30, 31, 21], [32]), ([10, 11, 20, 30, 31, 22, 23], [33, 34])]
+
+
+def test_a_stale_call_that_none_continues_is_left_away() -> None:
+    from_nothing = [[0, -1, 1, 2], [0, -2, 2, 3]]
+    found = masked(episodes([7, 7, 8, 8, 8], from_nothing, [20, 21, 22]))
+    assert histories_of(found, 0) == [([21, 22], [32, 33, 34])]
+
+
+def test_an_episode_without_a_young_token_stays_in_the_baseline_and_out_of_the_loss() -> None:
+    batch, config = batch_of(episodes([6, 6, 7, 7, 7], CHAIN, [20, 21])), config_of()
+    assert with_stale_as_context(batch, config) is batch
+    assert left_out(batch, config).tolist() == [True, False]
+    assert row_advantages(batch, config)[1] < 0  # worse than the mean of both
+
+
+@pytest.mark.parametrize("origin", [Origin.X2, Origin.X3])
+def test_groups_that_are_old_on_purpose_are_left_as_they_are(origin: Origin) -> None:
+    batch = batch_of(episodes([1, 1, 2, 2, 2], CHAIN, [20, 21]), origin)
+    assert with_stale_as_context(batch, config_of()) is batch
+    assert not left_out(batch, config_of()).any()
+
+
+def test_without_the_setting_nothing_is_masked() -> None:
+    batch = batch_of(episodes([6, 6, 7, 8, 9], CHAIN, [20, 21]))
+    assert with_stale_as_context(batch, config_of("drop")) is batch
+
+
+def test_masking_is_for_episodes() -> None:
+    with pytest.raises(ValueError, match="for episodes"):
+        learner_config(rollout={"stale_tokens": "mask"})
