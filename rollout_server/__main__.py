@@ -172,7 +172,7 @@ class Runner:
             buffer_url=self._url,
             ready=lambda: [ReadyWorker(*found) for found in self.fleet.ready_workers()],
             listener=listener,
-            base_url=http_url(_reached_by_agents(host), port) + "/v1",
+            base_url=(settings.url or http_url(_reached_by_agents(host), port)) + "/v1",
             keyring=keyring,
             metrics=self.fleet.metrics,
             on_death=lambda error: self.fleet.stop_with(

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, JsonValue
 
 from bapo.algorithms.settings import MAX_SECONDS, Frozen
-from bapo.core.addresses import bare_host
+from bapo.core.addresses import bare_host, http_address
 
 
 class AgentsConfig(Frozen):
@@ -31,6 +31,9 @@ class AgentsConfig(Frozen):
     """The address that agents call."""
     port: int = Field(8720, ge=0, le=65535)
     """Its port; 0: a free one."""
+    url: Annotated[str, AfterValidator(http_address)] | None = None
+    """Where agents outside reach the address of a single rollout server, such as a proxy with TLS:
+    `https://agents.example.org`; null: its host and port."""
     model_name: str = "policy"
     """Name of the policy for agents."""
     tool_call_parser: str | None = "hermes"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 IPV4_LOOPBACK, IPV6_LOOPBACK = "127.0.0.1", "::1"
 IN_BRACKETS = "; in a URL an IPv6 address has brackets: http://[::1]:8700"
@@ -43,6 +44,14 @@ def authority(host: str, port: int) -> str:
 def http_url(host: str, port: int) -> str:
     """`http://[::1]:8700`, without a slash at its end."""
     return f"http://{authority(host, port)}"
+
+
+def http_address(text: str) -> str:
+    """The URL of a server without a slash at its end, as routes are appended to it. Raises: ValueError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{text!r} is not an address: give http:// or https://, and a host")
+    return text.rstrip("/")
 
 
 def to_bind(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

@@ -123,11 +123,32 @@ def is_open(port: int) -> bool:
         return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
-def python_for(kind: str) -> str:
+def python_for(kind: str, how: str = "bapo env install") -> str:
     python = python_of(kind)
     if not python.exists():
-        pytest.skip(f"{python} is missing: bapo env install {kind}")
+        pytest.skip(f"{python} is missing: {how} {kind}")
     return str(python)
+
+
+def test_a_langgraph_agent_is_trained_as_it_is(stage: Stage) -> None:
+    python = python_for("langgraph", "python -m venv, and pip install langgraph==1.2.24 langchain-openai==1.7.4 for")
+    (prompt,) = LookupTask(LookupOptions(num_train=1)).prompts("train")
+    stage.buffer.add([make_request(request_id="langgraph", group_size=SIZE, prompt=prompt)])
+    given = json.dumps({"text": prompt.text, "answer": prompt.answer})
+    rewards = []
+    for episode in stage.open(SIZE):
+        environment = {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_KEY": episode.key}
+        done = subprocess.run(
+            [python, EXAMPLE / "langgraph_agent.py"],
+            input=given, env=environment, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rewards.append(float(done.stdout.splitlines()[-1]))
+        stage.client.reward(episode.key, rewards[-1])
+    wait_for_groups(stage, 1)
+    task = LookupTask(LookupOptions())
+    for _, text, reward in texts_and_rewards(stage):
+        assert reward == task.reward(prompt, text[text.rfind("<answer>") :] if "<answer>" in text else "")
 
 
 def requests_for(rows: list[dict[str, Any]], name: str) -> list[RolloutRequest]:

@@ -321,6 +321,30 @@ def test_a_learner_on_two_hosts_is_an_indexed_job_whose_pods_find_each_other_by_
     assert not learner.keys() & {"livenessProbe", "startupProbe"}, "only rank 0 answers them"
 
 
+def test_agents_reach_the_address_of_agents_and_nothing_else(tmp_path: Path, secrets: dict[str, set[str]]) -> None:
+    found = with_components(tmp_path, "agents", "agents-ingress")
+    assert [complaints(manifest) for manifest in found if is_core(manifest) and complaints(manifest)] == []
+    (template,) = [each for where, each in pods(found) if where == "Deployment/bapo-agents"]
+    labels, (agents,) = labels_of(template), template["spec"]["containers"]
+    assert agents["securityContext"]["readOnlyRootFilesystem"]
+    assert "token" in secrets["bapo-agent"]
+    opened = [
+        (policy["metadata"]["name"], port["port"])
+        for policy in found
+        if policy["kind"] == "NetworkPolicy"
+        for rule in policy["spec"].get("ingress", [])
+        for peer in rule.get("from", [])
+        if "podSelector" in peer and selects(peer["podSelector"], labels)
+        for port in rule.get("ports", [])
+    ]
+    assert opened == [("bapo-agents", 8720)]
+    (service,) = [each for each in found if each["kind"] == "Service" and each["metadata"]["name"] == "bapo-agents"]
+    assert f"--url=http://bapo-agents:{service['spec']['ports'][0]['port']}" in agents["args"]
+    assert len([where for where, each in pods(found) if selects(service["spec"]["selector"], labels_of(each))]) == 1
+    (ingress,) = [each["spec"] for each in found if each["kind"] == "Ingress"]
+    assert ingress["tls"][0]["hosts"] == [rule["host"] for rule in ingress["rules"]]
+
+
 PARAMETERS = {"1.5b": 1.78e9, "8b": 8.19e9, "32b": 32.76e9, "70b": 70.55e9}
 """DeepSeek-R1-Distill-Qwen-1.5B, Qwen3-8B, Qwen3-32B, Llama-3-70B."""
 GPU_BYTES = 79 << 30

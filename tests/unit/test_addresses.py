@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bapo.config.tree import Config
-from bapo.core.addresses import authority, bare_host, http_url, is_loopback, is_wildcard, reachable
+from bapo.core.addresses import authority, bare_host, http_address, http_url, is_loopback, is_wildcard, reachable
 from bapo.core.errors import ConfigError
 from bapo.runtime.auth.api_tokens import listen_host
 from bapo.runtime.auth.redis_password import problem_of_url, refuse_open, with_password, without_password
@@ -83,6 +83,13 @@ def test_a_wildcard_is_called_on_the_loopback_of_its_family(listens: str, called
 )  # fmt: skip
 def test_only_the_loopback_needs_no_tokens(host: str, want: bool) -> None:
     assert is_loopback(host) is want
+
+
+@pytest.mark.parametrize("text", ["agents.example.org", "ftp://a", "https://", "http://a/?b=1", "http://a#b"])
+def test_an_address_for_others_is_a_url(text: str) -> None:
+    with pytest.raises(ValueError, match="not an address"):
+        http_address(text)
+    assert http_address("https://agents.example.org/bapo/") == "https://agents.example.org/bapo"
 
 
 def test_workers_on_other_hosts_are_told_an_address_that_they_reach() -> None:

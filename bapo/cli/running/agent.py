@@ -16,12 +16,13 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import Run, open_run, say
+from bapo.cli.running.runs import state_name
 from bapo.config.load import load_resolved
 from bapo.core.errors import BapoError, ConfigError, DeadlineError, GoneError, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.api_tokens import FixedToken, Role
 from bapo.runtime.auth.token_store import set_of_run
-from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.transport.endpoints import agents_url
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
 
@@ -76,8 +77,11 @@ def _address(directory: RunDirectory) -> tuple[str, Path]:
     config = load_resolved(directory.config_path)
     if config.agents is None:
         raise ConfigError(f"run {directory.path} has no [agents]: its responses are not episodes (docs/agents.md)")
+    fields = directory.read_run()
+    if fields.get("status") is not None and (state := state_name(directory, fields)) not in UNDER_WAY:
+        raise ConfigError(f"run {directory.path} serves no agents: it is {state}")
     try:
-        url = agents_url(config, directory, timeout_s=0.0)
+        url = config.agents.url or agents_url(config, directory, timeout_s=0.0)
     except DeadlineError as error:
         raise UnavailableError(f"run {directory.path} does not serve agents: is it running? {error}") from error
     return url, set_of_run(directory.path).path_of(Role.AGENT)
