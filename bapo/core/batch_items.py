@@ -24,7 +24,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError
-from bapo.core.sequences import group_columns, sequences_of
+from bapo.core.sequences import SampledSequence, group_columns, sequences_of
+from bapo.core.token_arrays import Int32s
+from bapo.core.turns import common_start, one_turn
 from bapo.core.types import PER_RESPONSE, BatchEntry, Count, Group, Origin
 
 ITEMS = "items"
@@ -189,19 +191,36 @@ def _part_id(part: Part) -> str:
 def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
     """One group made of rows of several; what is said of a group as a whole comes from the first.
 
+    Of episodes the engine sees more than the prompt, such as tools or the hour: its tokens are those with which all
+    groups begin, and the rest is context.
     Raises: ContractError when they answer different prompts, or a row is not there.
     """
     first = parts[0][0]
     chosen = [(group, range(group.size) if rows is None else rows) for group, rows in parts]
     for group, rows in chosen:
-        if not np.array_equal(group.prompt_token_ids, first.prompt_token_ids):
+        has_turns = first.turns is not None or group.turns is not None
+        if not (
+            first.prompt.prompt_id == group.prompt.prompt_id
+            if has_turns
+            else np.array_equal(group.prompt_token_ids, first.prompt_token_ids)
+        ):
             raise ContractError(f"item {item_id} joins groups of different prompts")
         if any(not 0 <= row < group.size for row in rows):
             raise ContractError(f"item {item_id} references a missing row of group {group.group_id} ({group.size})")
-    sequences = [sequence for group, rows in chosen for sequence in sequences_of(group, rows)]
+    prompt = common_start([group.prompt_token_ids for group, _ in chosen])
+    sequences = [_after(prompt, group, sequence) for group, rows in chosen for sequence in sequences_of(group, rows)]
     if not sequences:
         raise ContractError(f"item {item_id} has no rows")
     columns = {
         name: np.concatenate([getattr(group, name)[list(rows)] for group, rows in chosen]) for name in PER_RESPONSE
     }
-    return replace(first, group_id=item_id, **group_columns(sequences) | columns)
+    return replace(first, group_id=item_id, prompt_token_ids=prompt, **group_columns(sequences) | columns)
+
+
+def _after(prompt: Int32s, group: Group, sequence: SampledSequence) -> SampledSequence:
+    """The response of a group, of whose prompt only this beginning is left."""
+    rest = group.prompt_token_ids[len(prompt) :]
+    if not len(rest):
+        return sequence
+    turns = sequence.turns or one_turn(len(sequence.token_ids))
+    return replace(sequence, turns=turns.with_rest(rest, has_prompt=len(prompt) > 0))

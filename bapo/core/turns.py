@@ -72,6 +72,35 @@ class Turns:
             ends[turn] = offsets[turn] + self.num_context_U[turn] + self.num_sampled_U[turn]
         return offsets
 
+    def with_rest(self, rest: Int32s, *, has_prompt: bool) -> Turns:
+        """The same turns where the prompt of the group lost its last tokens, `rest`: they begin the context of every
+        turn that followed it.
+
+        Args:
+            has_prompt: whether anything of the prompt is left.
+        """
+        after = self.parents_U == FROM_PROMPT
+        contexts = np.split(self.context_ids, np.cumsum(self.num_context_U)[:-1])
+        pieces = [
+            piece for follows, own in zip(after, contexts, strict=True) for piece in ([rest, own] if follows else [own])
+        ]
+        return Turns(
+            parents_U=np.where(after & (not has_prompt), FROM_NOTHING, self.parents_U).astype(np.int32),
+            num_context_U=(self.num_context_U + after * len(rest)).astype(np.int32),
+            num_sampled_U=self.num_sampled_U,
+            context_ids=np.concatenate(pieces).astype(np.int32),
+        )
+
+
+def common_start(many: Sequence[Int32s]) -> Int32s:
+    """The token ids with which all of at least one sequence begin."""
+    first = many[0]
+    for other in many[1:]:
+        num = min(len(first), len(other))
+        differ = np.flatnonzero(first[:num] != other[:num])
+        first = first[: differ[0] if len(differ) else num]
+    return first.astype(np.int32)
+
 
 def one_turn(num_sampled: int) -> Turns:
     """A response that an agent did not interrupt: `num_sampled` tokens after the prompt."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from bapo.core.sequences import SampledSequence
 from bapo.core.token_arrays import Int32s
-from bapo.core.turns import FROM_NOTHING, FROM_PROMPT, Turns
+from bapo.core.turns import FROM_NOTHING, FROM_PROMPT, Turns, common_start
 from bapo.core.types import Outcome, RolloutRequest
-from rollout_server.episodes.episode import Episode, Sampled
+from rollout_server.episodes.episode import Episode
 from rollout_server.rollouts.base import Rollout
 
 
@@ -23,7 +23,8 @@ def rollout_of(
         decode: texts of token ids, without special tokens.
     """
     ordered = sorted(episodes, key=lambda episode: episode.index)
-    prompt = common_prompt([turn for episode in ordered for turn in episode.turns if turn.parent == FROM_NOTHING])
+    roots = [turn.context_ids for episode in ordered for turn in episode.turns if turn.parent == FROM_NOTHING]
+    prompt = common_start(roots)  # packed once for all responses of the group
     texts = decode([episode.turns[-1].token_ids.tolist() for episode in ordered])
     rewards = [episode.reward for episode in ordered]
     return Rollout(
@@ -32,16 +33,6 @@ def rollout_of(
         sequences=tuple(_sequence(episode, prompt, text) for episode, text in zip(ordered, texts, strict=True)),
         rewards=tuple(float("nan") if reward is None else reward for reward in rewards),
     )
-
-
-def common_prompt(roots: Sequence[Sampled]) -> Int32s:
-    """[P] the tokens with which every history begins: they are packed once for all responses of the group."""
-    first = roots[0].context_ids
-    for root in roots[1:]:
-        num = min(len(first), len(root.context_ids))
-        differ = np.flatnonzero(first[:num] != root.context_ids[:num])
-        first = first[: differ[0] if len(differ) else num]
-    return first.astype(np.int32)
 
 
 def _sequence(episode: Episode, prompt: Int32s, text: str) -> SampledSequence:

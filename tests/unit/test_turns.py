@@ -17,7 +17,8 @@ from contrib.prefix_tree import tree_credit
 from learner.batch.columns import columns_of
 from learner.batch.microbatch import Piece, build
 from learner.batch.packing import PassCost, _Weights
-from tests.support.factories import make_batch, make_group
+from tests.support.episodes import histories_of
+from tests.support.factories import make_batch, make_group, make_prompt
 from tests.support.learner import CPU, learner_config
 
 
@@ -92,6 +93,23 @@ def test_rows_of_an_episode_and_of_a_plain_group_become_one_entry() -> None:
     assert both.turns.tolist() == [[0, -1, 0, 3], [1, -1, 1, 2], [1, 0, 1, 1], [1, 0, 2, 2]]
     assert both.lengths.tolist() == [3, 5]
     assert joined("plain", [(plain, None)]).turns is None
+
+
+def test_groups_of_one_prompt_whose_agents_said_more_share_what_is_common() -> None:
+    other = replace(episodes(), group_id="later", prompt_token_ids=np.array([10, 12, 13], np.int32))
+    both = joined("both", [(episodes(), [1]), (other, [0])])
+    assert both.prompt_token_ids.tolist() == [10]
+    assert histories_of(both, 0) == [([10, 11], [40, 41])]
+    assert histories_of(both, 1) == [
+        ([10, 12, 13, 20], [30, 31]),
+        ([10, 12, 13, 20, 30, 31, 21], [32]),
+        ([10, 12, 13, 20, 30, 31, 22, 23], [33, 34]),
+    ]
+    nothing = replace(other, prompt_token_ids=np.array([9], np.int32))
+    both = joined("both", [(episodes(), [1]), (nothing, [1])])
+    assert [histories_of(both, row) for row in (0, 1)] == [[([10, 11], [40, 41])], [([9], [40, 41])]]
+    with pytest.raises(ContractError, match="different prompts"):
+        joined("both", [(episodes(), None), (replace(other, prompt=make_prompt(prompt_id="another")), None)])
 
 
 TABLE = [[0, -1, 1, 2], [0, 0, 1, 1], [0, 0, 2, 2], [1, -1, 0, 2]]
