@@ -39,7 +39,7 @@ class Claims:
         buffer: BufferClient,
         leases: Leases,
         *,
-        limit: int,
+        limit: Callable[[], int],
         lease_s: float,
         on_request: Callable[[RolloutRequest], None],
         on_lost: Callable[[str], None],
@@ -47,7 +47,7 @@ class Claims:
     ) -> None:
         """
         Args:
-            limit: groups that are sampled at a time.
+            limit: groups that are sampled at a time; asked for every claim.
             on_request: called with each request that is new; must return quickly.
             on_lost: called with the id of a request whose lease was lost and removed.
             on_death: called with an error that ends one of the threads.
@@ -118,11 +118,11 @@ class Claims:
         self._has_version.set()
 
     def _claim_all(self) -> None:
-        limit = self._limit
-        reserve = max(1, round(limit * RESERVE_SHARE))
         while self._claiming.is_set():
             if not self._has_version.wait(CLAIM_WAIT_S):
                 continue
+            limit = self._limit()
+            reserve = max(1, round(limit * RESERVE_SHARE))
             room = self._leases.wait_for_room(
                 max_sampling=limit + reserve, max_held=2 * limit + reserve, min_room=reserve, timeout_s=CLAIM_WAIT_S
             )

@@ -101,7 +101,7 @@ class Worker:
             worker_id,
             buffer,
             self._leases,
-            limit=config.rollout.max_groups_in_flight,
+            limit=lambda: config.rollout.max_groups_in_flight,
             lease_s=config.buffer.lease_s,
             on_request=self._submit,
             on_lost=self._lose,

@@ -45,7 +45,7 @@ class RolloutConfig(Frozen):
     """Groups of episodes with a token that is older than the lag of `cadence` allows: dropped, and sampled again; or
     trained without those tokens, which become context (docs/agents.md). Only with [agents]."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MAX_REQUESTS)
-    """Groups that a worker samples at a time."""
+    """Groups that a worker samples at a time; of agents, groups per worker whose episodes are open."""
     kv_cache_at_update: Literal["recompute", "keep"] = "recompute"
     """KV cache of responses in flight after a weight update: computed again with the new weights, or kept, so that the
     rest is sampled with new weights and old keys and values. New prompts never use old blocks."""

@@ -377,6 +377,7 @@ class Config(Frozen):
             ("shaping.overlong_cache", self.shaping.overlong_cache is not None),
             ("rollout.generation_budget", self.rollout.generation_budget is not None),
             ("algorithm.num_experts", self.algorithm.num_experts > 0),
+            ("autoscaling, which counts the groups of a worker", self.autoscaling.actuator != "off"),
             ("run.deterministic", self.run.deterministic),
         ):
             if is_set:

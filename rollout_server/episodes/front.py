@@ -99,7 +99,7 @@ class AgentFront:
             holder_id,
             self._buffer,
             self._leases,
-            limit=config.rollout.max_groups_in_flight,
+            limit=lambda: config.rollout.max_groups_in_flight * max(1, len(ready())),
             lease_s=config.buffer.lease_s,
             on_request=lambda request: self._soon(self._adopt, request),
             on_lost=lambda request_id: self._soon(self._lose, request_id),
