@@ -31,6 +31,9 @@ $(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 
 demo: setup ## post-train the shipped tiny model on chains of operations with BAPO, all parts real
 	$(BIN)/bapo train deploy/configs/demo.toml --run.name auto
+	@echo "The table above: how often the model solves chains of operations it has not seen, before and after training by"
+	@echo "reward alone. Next: bapo view latest (what it wrote, and why each group trained or not); bapo init (your own data);"
+	@echo "bapo train deploy/configs/demo-agents.toml (the same for an agent with tools). Commands are in .venv/bin."
 
 # One xdist worker per core; each has a Redis of its own and imports torch once.
 WORKERS ?= $(shell nproc)
