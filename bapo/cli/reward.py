@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bapo.cli.arguments import say, waiting
+from bapo.cli.buffer.target import make_console, table
 from bapo.cli.help import Command, group
 from bapo.config.check import read_options
 from bapo.config.tree import TaskConfig
@@ -29,6 +31,8 @@ from bapo.tasks.grading.pool import (
     VerifierTimeoutError,
 )
 from bapo.tasks.grading.trial import BUSY, PARTLY, RIGHT, WRONG, Trial, read_prompts, try_reward
+from bapo.tasks.judge_store import JudgeStore
+from bapo.tasks.judging import read_rubric
 from bapo.tasks.rewards import grades_groups
 from bapo.tasks.right_answers import gold_text
 
@@ -42,11 +46,6 @@ NEVER_HARD = (
 )
 
 app = group("Test a reward function on your data before you train with it.")
-
-
-@app.callback()
-def _reward() -> None:
-    """Keeps typer from merging the single command into `bapo reward`."""
 
 
 @app.command("test", cls=Command)
@@ -106,6 +105,33 @@ def try_out(
     else:
         _tell(trial, is_fit=is_fit)
     raise typer.Exit(0 if is_fit else 1)
+
+
+@app.command("judged", cls=Command)
+def judged(
+    rubric: Annotated[str, typer.Argument(metavar="RUBRIC.toml", help="Of a `judge:` reward.")],
+) -> None:
+    """Print the calls and tokens of a judge: all that its store has, by model and outcome.
+
+    Examples:
+
+      bapo reward judged rubric.toml
+    """
+    path = Path(read_rubric(rubric).store).expanduser()
+    spent = JudgeStore(path).spent() if path.exists() else []
+    rows = [
+        {
+            "model": one.model,
+            "outcome": one.outcome,
+            "calls": one.calls,
+            "prompt tokens": one.prompt_tokens,
+            "completion tokens": one.completion_tokens,
+            "seconds each": round(one.seconds / one.calls, 2),
+        }
+        for one in spent
+    ]
+    shown = table(list(rows[0]), rows, ids=("model", "outcome")) if rows else f"no call in {path}"
+    make_console().print(shown)
 
 
 def _gold(prompt: Prompt, gold_format: str) -> str:

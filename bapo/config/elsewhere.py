@@ -30,7 +30,7 @@ ADVICE = (
            "reward_model.launch_reward_fn_async reward_model.num_workers"),
     Advice("use task.grading_timeout_s and task.grading_memory_mb: rewards run in processes of their own", "",
            "reward_model.sandbox_fusion.*"),
-    Advice("not supported: reward models; a reward is a function (docs/your_task.md), which may ask a server", "",
+    Advice("use task.reward = \"judge:rubric.toml\", a model behind an address (docs/your_task.md), or a function", "",
            "reward_model.*"),
     Advice("use [loss.advantage_options] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
            "critic.optim.* critic.model.* critic.profiler.* critic.checkpoint.* critic.*_size critic.*_size_per_gpu "

@@ -69,7 +69,7 @@ OPTIONAL = {
     ("bapo-buffer bapo.cli", "openai"): "agents are run by bapo-services",
     ("bapo-services services.*", "math_verify"): "graders alone verify, in bapo-rollout",
     ("bapo-services services.*", "transformers"): "tokens that no file of a tokenizer names; the error says where to",
-    ("bapo-learner learner", "math_verify"): "as above; the learner loads the task for `bapo replay`",
+    ("bapo-learner learner", "math_verify openai"): "as above; the learner loads the task for `bapo replay`",
     (
         "bapo-learner services.launcher",
         "math_verify openai vllm rollout_server",

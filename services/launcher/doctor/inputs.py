@@ -138,7 +138,7 @@ def _code_files(name: str) -> list[Path]:
     """The file of `[adapter:]file.py[:function]` or `[adapter:]module[:.]function`, and those it imports from its
     folder."""
     parts = [part for part in name.split(":") if part]
-    candidates = [part for part in parts if part.endswith(".py")]
+    candidates = [part for part in parts if part.endswith((".py", ".toml"))]
     candidates += [f"{part.replace('.', '/')}.py" for part in parts]
     candidates += [f"{part.rpartition('.')[0].replace('.', '/')}.py" for part in parts if "." in part]
     first = next(

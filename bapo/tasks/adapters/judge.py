@@ -1,0 +1,80 @@
+"""A model as the reward function: `reward = "judge:rubric.toml"` (docs/your_task.md).
+
+    score       each response --> {"score": 7} on the scale 1 to 10 --> 0.67
+    pairwise    response i against i + 1, ..., i + opponents of its group, in both orders --> share of wins, a tie is .5
+
+A response whose judge could not be had, or said nothing that is a verdict, is ungraded (None): its group is graded
+again, and what the judge has said meanwhile comes from the store.
+
+Not supported: images; comparisons between groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from bapo.core.types import Prompt
+from bapo.tasks.base import columns_of, conversation_of
+from bapo.tasks.judging import Judge, question, read_rubric, score_in, winner
+
+GRADES_GROUPS = True
+"""All responses of a group are judged together: at the same time, or against each other."""
+
+
+def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float | None]]:
+    """The reward of a rubric file. Raises: ConfigError."""
+    judge = Judge(read_rubric(name))
+    of_group = _scored if judge.rubric.mode == "score" else _compared
+    return lambda prompt, texts: of_group(judge, prompt, texts)
+
+
+def _scored(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
+    """[G] scores."""
+    task, answer, read = _shown(prompt), columns_of(prompt).get("answer"), score_in(judge.rubric.scale)
+
+    def score(text: str) -> float | None:
+        return judge.ask(question(judge.rubric, task, answer, [("response", text)]), read)
+
+    with ThreadPoolExecutor(judge.rubric.concurrency) as pool:
+        return list(pool.map(score, texts))
+
+
+def _compared(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
+    """[G] shares of wins; None for all if a comparison is missing, since shares would not be comparable."""
+    task, answer, num = _shown(prompt), columns_of(prompt).get("answer"), len(texts)
+    if num == 1:
+        return [None]
+    pairs = pairs_of(num, judge.rubric.opponents)
+
+    def wins(pair: tuple[int, int]) -> float | None:
+        """Of the first one: 1, .5 or 0."""
+        first, second = (texts[place] for place in pair)
+        if first == second:
+            return 0.5
+        said = judge.ask(question(judge.rubric, task, answer, [("A", first), ("B", second)]), winner)
+        return None if said is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[said]
+
+    with ThreadPoolExecutor(judge.rubric.concurrency) as pool:
+        found = list(pool.map(wins, pairs))
+    won, met = [0.0] * num, [0] * num
+    for (first, second), share in zip(pairs, found, strict=True):
+        if share is None:
+            return [None] * num
+        won[first] += share
+        won[second] += 1 - share
+        met[first] += 1
+        met[second] += 1
+    return [share / count for share, count in zip(won, met, strict=True)]
+
+
+def _shown(prompt: Prompt) -> str:
+    """The conversation without what a chat template adds."""
+    messages = conversation_of(prompt)
+    return prompt.text if messages is None else "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
+
+
+def pairs_of(num: int, opponents: int) -> list[tuple[int, int]]:
+    """Pairs of `num` >= 2 responses in a circle, each in both orders; every response is in as many."""
+    pairs = {(i, (i + step) % num) for i in range(num) for step in range(1, min(opponents, num - 1) + 1)}
+    return sorted(pairs | {(second, first) for first, second in pairs})
