@@ -30,7 +30,7 @@ from learner.diagnostics.episode_report import EpisodeReport
 from learner.diagnostics.gauges import PromptsSeen, show
 from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of
 from learner.diagnostics.response_recorder import ResponseRecorder
-from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_step, metrics_row
+from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_sft_step, log_step, metrics_row
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
@@ -179,6 +179,6 @@ class Learner:
             self.token_records.put(batch, report.tokens, report.advantage_M)
         show(self.telemetry, batch, row, report.diagnosis, self.publisher.take_seconds())
         self.prompts.count(batch.results)
-        log_step(row, self.config.run.num_steps)
+        (log_step if self.config.sft is None else log_sft_step)(row, self.config.run.num_steps)
         if alarm:
             self.alarms.warn(alarm)

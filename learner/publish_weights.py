@@ -84,7 +84,11 @@ class WeightPublisher:
         fleet: RolloutClient | None,
         rollback: bool = False,
     ) -> None:
-        """`fleet`: None on ranks other than 0. `rollback`: the first update may be older than the workers' weights."""
+        """
+        Args:
+            fleet: None on ranks other than 0, and without workers.
+            rollback: the first update may be older than the workers' weights.
+        """
         self._config = config
         self._policy = policy
         self._world = world
@@ -239,10 +243,10 @@ class WeightPublisher:
         )
 
     def _send(self, update: WeightUpdate) -> None:
-        assert self._fleet is not None, "rank 0 has a fleet"
-        timeout_s = self._config.rollout.sync_timeout_s
-        seconds = self._fleet.update_weights(update, timeout_s=timeout_s, rollback=self._rollback)
-        log.debug("version=%d workers=%s", update.version, seconds)
+        if self._fleet is not None:  # else no worker samples: the weights are files
+            timeout_s = self._config.rollout.sync_timeout_s
+            seconds = self._fleet.update_weights(update, timeout_s=timeout_s, rollback=self._rollback)
+            log.debug("version=%d workers=%s", update.version, seconds)
         self._rollback = False
         self.newest = update
         self._prune(update.version)

@@ -52,7 +52,7 @@ from learner.diagnostics.episode_report import EpisodeReport
 from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
 from learner.diagnostics.off_policy_alarm import AlarmLog
 from learner.diagnostics.response_recorder import ResponseRecorder
-from learner.distributed.shared_buffer import SharedBuffer
+from learner.distributed.shared_buffer import BatchSource, SharedBuffer
 from learner.distributed.spawn_ranks import ASKED
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World, join, leave, lost_rank, pick_device
@@ -61,6 +61,7 @@ from learner.loop import Learner
 from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
 from learner.publish_weights import WeightPublisher
+from learner.sft_data import SftData
 from learner.update.update import Updater
 
 log = logging.getLogger("learner")
@@ -82,8 +83,15 @@ ADVICE_OF_TORCH = " If reserved but unallocated memory"
 class Peers:
     """The services that rank 0 uses."""
 
-    buffer: BufferClient
-    fleet: RolloutClient
+    buffer: BatchSource
+    fleet: RolloutClient | None
+    """None: no worker samples with the weights."""
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Raises: DeadlineError."""
+        self.buffer.wait_ready(timeout_s)
+        if self.fleet is not None:
+            self.fleet.wait_ready(timeout_s)
 
 
 def train(flags: Flags) -> None:
@@ -158,8 +166,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
     ready[0] = True
     if peers:
         with stop.waiting():
-            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
-            peers.fleet.wait_ready(flags.config.rollout.start_timeout_s)
+            peers.wait_ready(flags.config.rollout.start_timeout_s)
     if checkpoint:
         republish(learner, checkpoint)
     try:
@@ -168,10 +175,20 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         learner.publisher.close()
         if learner.token_records is not None:
             learner.token_records.close()
-    newest = newest_checkpoint(flags.run.path / "checkpoints") if world.leads else None
-    if newest is not None:
-        export_last(newest, flags.config.model, flags.run.path)
+    if world.leads:
+        _export(flags)
     log.info("finished %d steps", flags.config.run.num_steps)
+
+
+def _export(flags: Flags) -> None:
+    """The last checkpoint as a model folder."""
+    newest, model = newest_checkpoint(flags.run.path / "checkpoints"), flags.config.model
+    if newest is None:
+        return
+    export_last(newest, model, flags.run.path)
+    if flags.config.sft is not None:
+        merged = f"bapo export {flags.run.path} --merged"
+        log.info("bapo train CONFIG --model.path %s", newest.model_path if model.lora is None else f"<{merged}>")
 
 
 def make_learner(
@@ -223,6 +240,8 @@ def make_learner(
 
 
 def _peers(flags: Flags) -> Peers:
+    if flags.config.sft is not None:
+        return Peers(buffer=SftData(flags.config), fleet=None)
     return Peers(
         buffer=BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)),
         fleet=RolloutClient(flags.extra.rollout_url or rollout_url(flags.config, flags.run)),

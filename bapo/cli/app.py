@@ -16,7 +16,7 @@ from bapo.cli.elsewhere import OfStudies, Root, said_to_be_missing
 from bapo.cli.help import HELP, Command, Panel, group
 from bapo.cli.recorded import replay, report, whatif
 from bapo.cli.running import agent, logs, monitor, runs, stop
-from bapo.cli.training import export, init, train, up
+from bapo.cli.training import export, init, sft, train, up
 from bapo.core.errors import BapoError
 from bapo.core.text import plain_lines
 from bapo.runtime.standard_streams import print_any_text
@@ -67,6 +67,7 @@ def _add_of_studies(panel: Panel, name: str) -> None:
 _add(Panel.TRAIN, init.init)
 _add(Panel.TRAIN, train.train, overrides=True)
 _add(Panel.TRAIN, train.evaluate, "eval", overrides=True)
+_add(Panel.TRAIN, sft.sft, overrides=True)
 _add(Panel.TRAIN, export.export)
 _add_of_studies(Panel.TRAIN, "study")
 _add(Panel.RUNS, runs.runs)

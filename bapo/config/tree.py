@@ -20,6 +20,7 @@ from bapo.config.buffer import BufferConfig, Host
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.rollout import RolloutConfig
+from bapo.config.sft import SftConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
 from bapo.core.errors import ConfigError, did_you_mean
@@ -268,6 +269,7 @@ class Config(Frozen):
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     agents: AgentsConfig | None = None
+    sft: SftConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     dashboard: DashboardConfig = DashboardConfig()

@@ -271,6 +271,14 @@ def staleness_of(batch: Batch, origin: Origin) -> list[int]:
     return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
 
 
+def log_sft_step(row: Mapping[str, Any], num_steps: int) -> None:
+    """Log one line per step of supervised fine-tuning, whose learner is the only process."""
+    log.info(
+        "step %d/%d loss=%.4f (nats per token) tokens=%d grad_norm=%.3g lr=%.3g step_s=%.2f",
+        row["step"], num_steps, row["loss"], row["num_tokens"], row["grad_norm"], row["lr"], row["step_s"],
+    )  # fmt: skip
+
+
 def log_step(row: Mapping[str, Any], num_steps: int) -> None:
     """Log one line per step."""
     names = ("x1", "x2", "x3", "num_bad", "num_high", "num_updates", "num_tokens")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
-from bapo.core.types import Progress
-from bapo.transport.buffer_client import BufferClient
+from bapo.core.types import Group, Progress
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 
@@ -19,10 +19,25 @@ class StoppedTogether(Stopped):
     """Raised on all ranks."""
 
 
+class BatchSource(Protocol):
+    """Where rank 0 gets batches: the client of the buffer service, or a file (`learner/sft_data.py`)."""
+
+    def batch_frame(
+        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
+    ) -> bytes | memoryview: ...
+    def commit(self, step: int, *, checkpointed: int) -> bool: ...
+    def report_progress(self, progress: Progress) -> None: ...
+    def snapshot(self) -> bytes: ...
+    def restore(self, data: bytes) -> None: ...
+    def resume(self, step: int) -> None: ...
+    def wait_ready(self, timeout_s: float) -> None: ...
+    def untrained(self, step: int) -> list[Group]: ...
+
+
 class SharedBuffer:
     """Rank 0 requests batches and shares them with every rank; only rank 0 changes the buffer."""
 
-    def __init__(self, buffer: BufferClient | None, world: World, stop: StopFlag) -> None:
+    def __init__(self, buffer: BatchSource | None, world: World, stop: StopFlag) -> None:
         """`buffer`: None on ranks other than 0."""
         self._buffer = buffer
         self._world = world
@@ -43,7 +58,7 @@ class SharedBuffer:
             if on_wait is not None:
                 on_wait(reason)
 
-        def fetch(buffer: BufferClient) -> bytes | memoryview:
+        def fetch(buffer: BatchSource) -> bytes | memoryview:
             with self._stop.waiting():
                 return buffer.batch_frame(step, timeout_s=timeout_s, on_wait=relay)
 
@@ -62,7 +77,7 @@ class SharedBuffer:
         )
         return answer == WANTED
 
-    def _from_leader(self, fetch: Callable[[BufferClient], bytes | memoryview], doing: str) -> bytes | memoryview:
+    def _from_leader(self, fetch: Callable[[BatchSource], bytes | memoryview], doing: str) -> bytes | memoryview:
         """Run `fetch` on rank 0 and share its result. `doing`: description for the error on the other ranks."""
         if not self._world.leads:
             while (answer := self._world.share(None)) == STILL_WAITING:
@@ -101,6 +116,6 @@ class SharedBuffer:
             self._leader.resume(step)
 
     @property
-    def _leader(self) -> BufferClient:
+    def _leader(self) -> BatchSource:
         assert self._buffer is not None, "only rank 0 calls the buffer service"
         return self._buffer

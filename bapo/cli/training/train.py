@@ -78,6 +78,8 @@ def train(
     refuse_empty(config)
     resolved = load_named(config, free_ports=free_ports)
     refuse_unnamed(config or [])
+    if resolved.sft is not None:
+        raise ConfigError(f"[sft] is for supervised fine-tuning: bapo sft {resolved.sft.data}")
     if dry_run:
         dry_run_of(resolved, "train")
     run = create_run(resolved)
@@ -172,7 +174,10 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
             "(a different config needs a new run)"
         )
     run = open_run(path)
-    num_steps = load_resolved(run.config_path).run.num_steps
+    resolved = load_resolved(run.config_path)
+    if resolved.sft is not None:
+        raise ConfigError(f"run {run.path} is supervised fine-tuning: bapo sft --resume {run.path}")
+    num_steps = resolved.run.num_steps
     if run.read_run().get("status") == "finished":
         raise ConfigError(f"run {run.path} is finished: all {num_steps} steps are trained; start a new run")
     if "--quiet" not in flags:

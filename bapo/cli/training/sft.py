@@ -1,0 +1,82 @@
+"""`bapo sft`: supervised fine-tuning on conversations, with the learner of `bapo train` and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.cli.arguments import Tokens, free_name, open_run, say, split_tokens
+from bapo.cli.training.start import create_run
+from bapo.config.load import load_config, load_resolved
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
+
+DEFAULTS = (
+    "--loss.name=sft", "--loss.ratio_mode=direct", "--loss.importance_level=none", "--loss.aggregation=token_mean",
+    "--loss.kl_coef=0", "--loss.entropy_coef=0", "--algorithm.batch_size=64", "--cadence.max_steps_ahead=0",
+    "--rollout.weight_transfer=file", "--learner.lr=1e-5", "--learner.lr_schedule=cosine",
+    "--learner.minibatch_size=1", "--diagnostics.texts=0",
+)  # fmt: skip
+"""Below what the command line says."""
+
+
+def sft(
+    data: Annotated[str, typer.Argument(metavar="DATA.jsonl", help="Conversations.")],
+    config: Tokens = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run DATA.")] = False,
+) -> None:
+    """Fine-tune a model on conversations, before reinforcement learning; makes a model folder for `bapo train`.
+
+    Rows are `{"messages": [...]}`, of which the assistant's messages train, or `{"prompt": ..., "completion": ...}`. A
+    step trains `algorithm.batch_size` conversations. LoRA, several ranks and checkpoints work as in `bapo train`.
+
+    Examples:
+
+      bapo sft chats.jsonl --model.path Qwen/Qwen3-0.6B --epochs 2
+      bapo sft chats.jsonl --model.path models/chain-tiny --learner.lr 1e-4 --algorithm.batch_size 32
+      bapo sft --resume outputs/chats-001
+    """
+    if resume:
+        run = open_run(data)
+        if load_resolved(run.config_path).sft is None:
+            raise ConfigError(f"{run.path} is not a run of bapo sft: bapo train --resume {run.path}")
+        _learn(run, "--resume")
+    num_rows = _count(data)
+    files, overrides = split_tokens(config or [])
+    given = load_config(files, [*DEFAULTS, *overrides])
+    batch_size = given.algorithm.batch_size
+    num_steps = epochs * -(-num_rows // batch_size)
+    own = [
+        f"--sft.data={json.dumps(data)}", f"--sft.epochs={epochs}", f"--run.num_steps={num_steps}",
+        f"--learner.minibatch_size={batch_size}", f"--cadence.weight_sync_interval={num_steps}",
+        f"--cadence.reevaluation_interval={num_steps}", "--learner.port=0",
+    ]  # fmt: skip
+    if not any(token.startswith("--run.name") for token in overrides):
+        own.append(f"--run.name={free_name(Path(given.run.root), f'{Path(data).stem[:50]}-sft')}")
+    run = create_run(load_config(files, [*DEFAULTS, *overrides, *own]))
+    say(f"run directory {run.path}\n{num_rows} conversations, {num_steps} steps of {batch_size}")
+    _learn(run)
+
+
+def _count(data: str) -> int:
+    try:
+        with Path(data).open("rb") as file:
+            num = sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise ConfigError(f"cannot read {data}: {error.strerror}") from error
+    if num == 0:
+        raise ConfigError(f"{data} has no rows")
+    return num
+
+
+def _learn(run: RunDirectory, *flags: str) -> None:
+    """Exec the learner, which then owns Ctrl-C and exit code."""
+    sys.stdout.flush()
+    command = ["-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path), *flags]
+    os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell
