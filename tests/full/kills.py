@@ -121,10 +121,18 @@ class KilledRun:
             if found:  # none while it starts again
                 found[0].kill()
             return
-        process = psutil.Process(self.run.read_run()["processes"][whom]["pid"])
-        if whom == WORKER:  # the launcher knows its guard
-            process = process.children()[0]
-        process.kill()
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                process = psutil.Process(self.run.read_run()["processes"][whom]["pid"])
+                if whom == WORKER:  # the launcher knows its guard
+                    process = process.children()[0]
+                process.kill()
+            except (psutil.NoSuchProcess, IndexError):  # killed before, and not back yet
+                assert time.monotonic() < deadline, f"{whom} has not come back"
+                time.sleep(0.2)
+            else:
+                return
 
     def end(self) -> int:
         """Ctrl-C; returns the launcher's exit code."""
