@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +12,11 @@ from bapo.algorithms.composer import Decision
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.correctness import measure_of
+from bapo.core.statistics import difference, shared_means
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
 from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations
 from bapo.runtime.run_directory.recording import RecordedStep
+from bapo.runtime.run_directory.shortfall import LATEST, NEARLY_EMPTY, shortfall
 from services.dashboard.history import History
 from services.dashboard.run_view import RunView, number
 
@@ -38,9 +40,11 @@ class StepRows:
 
     def __init__(self, config: Config) -> None:
         self._rows: list[list[Any]] = []
+        self.latest = deque[Mapping[str, Any]](maxlen=LATEST)
 
     def advance(self, step: RecordedStep) -> None:
         row = step.metrics or {}
+        self.latest.append(row)
         plain = [_second(row.get(name)) if name == "time" else number(row.get(name)) for name in FIELDS]
         self._rows.append([*plain, cells_of(row), bounds_of(row)])
 
@@ -238,7 +242,8 @@ def overview(view: RunView, *, since: int = 0, measured: int = 0, generation: in
 def about(view: RunView) -> dict[str, Any]:
     """Constant properties and the status of the run."""
     fields, config = view.run.read_run(), view.config
-    thresholds = load_composer(config.algorithm).decides_by
+    composer = load_composer(config.algorithm)
+    thresholds = composer.decides_by
     return {
         "name": config.run.name,
         "status": fields.get("status"),
@@ -253,6 +258,9 @@ def about(view: RunView) -> dict[str, Any]:
         "group_size": config.algorithm.group_size,
         "c1": config.algorithm.c1 if "c1" in thresholds else None,
         "has_window": "c2" in thresholds,
+        "has_buffers": composer.high_window is not None,
+        "nearly_empty": NEARLY_EMPTY,
+        "shortfall": shortfall(tuple(view.fold(StepRows).latest)),
         "v": config.cadence.weight_sync_interval,
         "m": config.cadence.reevaluation_interval,
         "max_staleness": config.cadence.max_staleness,
@@ -266,7 +274,8 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
     """One entry per split, with points in step order.
 
     `measure`: what `accuracy` is called, see `measure_of`; `accuracy`, `low` and `high`: see `held_out_curves`;
-    `num_prompts`: of each point.
+    `num_prompts`: of each point; `change`: [mean, low, high] of the paired change from the first measurement to each
+    point, null where they share fewer than two prompts.
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
     base model was not measured. `num_samples`: n. `passed`: per measurement pass@n, the share of prompts with a
     correct response among its n.
@@ -285,10 +294,19 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
             "accuracy": [number(value) for value in curve.values],
             "low": [number(value) for value in curve.low],
             "high": [number(value) for value in curve.high],
+            "change": [_change(rows[0], row) for row in rows],
             "passed": [number(_passed(row)) for row in rows],
             "matrices": [_moved(base, row) for row in rows],
         })  # fmt: skip
     return found
+
+
+def _change(first: Row, row: Row) -> list[float | None] | None:
+    before, after = shared_means([first["rewards"], row["rewards"]])
+    if row is first or len(before) < 2:
+        return None
+    found = difference(before, after)
+    return [number(value) for value in (found.mean, found.low, found.high)]
 
 
 def _passed(row: Row) -> float:

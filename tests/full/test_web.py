@@ -25,6 +25,7 @@ from tests.support.dashboard import (
     viewed,
 )
 from tests.support.dashboard_app import serving_dashboard
+from tests.support.synthetic_runs import evaluation_row, metrics_row, write_run
 
 
 def test_the_page_follows_a_running_run(browser: Any, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_runs_of_a_folder_are_switched_and_compared(browser: Any, tmp_path: Path
         visit.page.wait_for_function(
             "() => document.querySelector('#reward .canvas').card.chart().getOption().series.length === 2"
         )
-        assert values(visit, "reward", "r_tot, theirs") == short([row["reward_mean"] for row in rows_of(theirs)])
+        assert values(visit, "reward", "mean reward, theirs") == short([row["reward_mean"] for row in rows_of(theirs)])
         visit.page.select_option("[aria-label='Run']", "theirs")
         opened(visit, 3)
         assert visit.complaints == []
@@ -141,7 +142,7 @@ CURVES = {
     "composition": {**{WORDS[name]: name for name in WORDS}, "B": "batch_size"},
     "tables": {"B_bad prompts": "num_bad", "B_high groups": "num_high"},
     "staleness": {WORDS[name]: f"staleness_{name}_mean" for name in WORDS},
-    "reward": {"r_tot": "reward_mean"}, "loss": {"loss": "loss"}, "entropy": {"entropy": "entropy"},
+    "reward": {"mean reward": "reward_mean"}, "loss": {"loss": "loss"}, "entropy": {"entropy": "entropy"},
     "grad-norm": {"gradient norm": "grad_norm"}, "clipping": {"clipped share": "clip_ratio"},
 }  # fmt: skip
 """Chart -> all of its series -> column of metrics.jsonl."""
@@ -181,6 +182,23 @@ def test_every_series_of_every_curve_has_the_numbers_of_the_records(
         assert visit.complaints == []
 
 
+def test_a_method_without_thresholds_shows_none_and_a_nearly_empty_batch_says_so(browser: Any, tmp_path: Path) -> None:
+    rows = [metrics_row(step, x1=1, batch_size=8) for step in range(1, 7)]
+    measured = [evaluation_row("easy", version, {"p": marks, "q": marks}) for version, marks in ((1, "00"), (7, "01"))]
+    run = write_run(tmp_path / "plain", preset="grpo", metrics=rows, evaluations=measured)
+    with viewed(run) as url, visiting(browser, url) as visit:
+        opened(visit, 6)
+        hidden = [visit.page.is_hidden(f"#{name}") for name in ("thresholds", "tables", "ages", "composition")]
+        assert hidden == [True, True, True, False]
+        assert "r_tot" not in visit.page.inner_text("main")
+        found = " ".join(visit.page.locator(".notice").all_inner_texts())
+        assert "Batches are nearly empty: 1.0 of 8 groups per step" in found
+        assert visit.page.get_attribute("#composition .summary", "class") == "summary warn"
+        cells = visit.page.locator("#held-out .body tbody tr").all_inner_texts()
+        assert cells == ["easy\t0.0 %\t50.0 %\t+50.0 [+50.0, +50.0]\t2 × 2"]
+        assert visit.complaints == []
+
+
 # -- for everybody: on a phone, in the dark, by keyboard
 
 
@@ -200,6 +218,12 @@ def test_nothing_is_wider_than_the_screen(whole: Visit) -> None:
     whole.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     whole.page.wait_for_selector("#composition .rows table")
     assert whole.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_pages_are_in_one_line(whole: Visit) -> None:
+    tops = whole.page.evaluate("[...document.querySelectorAll('#menu a')].map(e => e.getBoundingClientRect().top)")
+    assert len(tops) > 2
+    assert len(set(tops)) == 1
 
 
 def test_text_stands_out_from_its_ground(whole: Visit) -> None:

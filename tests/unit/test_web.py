@@ -21,7 +21,7 @@ from services.dashboard.history import History
 from services.dashboard.overview import PromptVisits, table_ages
 from services.dashboard.run_view import RunView
 from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_agent_run, write_rollout_run
-from tests.support.synthetic_runs import metrics_row, result, write_run
+from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 CONFIG = Config.model_validate(
     {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}
@@ -93,6 +93,24 @@ def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with
     only_old = (result("a", "0110", step=1, birth=1),)
     fold.advance(RecordedStep(step=2, results=only_old, metrics=metrics_row(2)))
     assert table_ages(fold, 0)["bad_ages"] == [None]
+
+
+def test_a_method_without_thresholds_and_buffers_is_not_shown_any(tmp_path: Path) -> None:
+    about = {name: whole(viewed(write_run(tmp_path / name, preset=name)))["run"] for name in ("grpo", "bapo")}
+    names = ("c1", "has_window", "has_buffers")
+    assert [about["grpo"][name] for name in names] == [None, False, False]
+    assert [about["bapo"][name] for name in names] == [0.125, True, True]
+
+
+def test_a_held_out_change_is_over_the_prompts_that_both_measurements_have(tmp_path: Path) -> None:
+    before = evaluation_row("easy", 1, {"p": "1000", "q": "0000", "r": "0000", "s": "1111"})
+    during = evaluation_row("easy", 9, {"p": "1100", "q": "1000", "r": "1000"})
+    one = evaluation_row("easy", 17, {"p": "1111"})
+    run = write_run(tmp_path / "mine", evaluations=[before, during, one])
+    (split,) = whole(viewed(run))["held_out"]
+    # Each of the three prompts gains 1 of 4 responses.
+    assert split["change"] == [None, [0.25, 0.25, 0.25], None]
+    assert split["num_prompts"] == [4, 3, 1]
 
 
 # -- following a run

@@ -16,6 +16,7 @@ from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.curves import first_results
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
+from bapo.runtime.run_directory.shortfall import shortfall
 from bapo.tasks.grading.pool import (
     UngradedError,
     VerifierKilledError,
@@ -51,6 +52,9 @@ def losses(
             groups = f"{lost.total()} of {num_tried} groups ({rate}), most often {reason} ({number})"
             words = f"failed to grade {groups}" if what == "verifiers" else groups
             yield what, words + _last(last_failure, lost)
+    metrics = list(metrics)
+    if sentence := shortfall(metrics):
+        yield "batches", sentence
     rows = [row for row in metrics if row.get("num_responses")]
     if num_truncated := sum(row["num_truncated"] for row in rows):
         num_responses = sum(row["num_responses"] for row in rows)

@@ -1,6 +1,7 @@
 """The live view: starting processes, then one row per step. Pure: renders a snapshot at a width.
 
-At 80 columns the numbers fit; a wider terminal also shows each batch as a bar of X1, X2, X3 against B.
+At 80 columns the numbers fit; a wider terminal also shows each batch as a bar of X1, X2, X3 against B, and a wide one
+what the optimizer did and how certain the held-out change is.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from rich.text import Text
 from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.statistics import shared_means
 from bapo.core.text import ORIGIN_COLORS, ORIGINS, count, duration, num_groups, percent, staleness
+from bapo.runtime.run_directory.shortfall import NEARLY_EMPTY
 from services.launcher.display.snapshot import Snapshot
-from services.launcher.display.summary import episodes, losses
+from services.launcher.display.summary import change_text, episodes, losses
 from services.launcher.supervision.children import ProcessLine
 from services.stalls import blocked_on
 
@@ -29,6 +31,13 @@ LABEL_CHARS = 11
 GAP = "   "
 NARROW = 100
 """Below this width there is no room for the bar."""
+WIDE = 160
+"""From this width on there is room for the columns of `OPTIMIZER`, 60 characters, too."""
+OPTIMIZER = {
+    "entropy": ("entropy", ".3f"), "grad": ("grad_norm", ".2f"), "KL": ("kl", ".4f"), "clipped": ("clip_ratio", ".2%"),
+    "truncated": ("truncated", ".1%"), "lr": ("lr", ".1e"), "update": ("update_s", ".2f"), "sync": ("sync_s", ".2f"),
+}  # fmt: skip
+"""Column of a wide table -> key of metrics.jsonl and format; `-` where a step has no value."""
 AGES = {"X1 stale": "x1", "X3 stale": "x3"}
 """Staleness columns: of fresh groups, which the cadence bounds, and of reused groups, which it does not."""
 BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
@@ -83,8 +92,12 @@ def _steps(snapshot: Snapshot, width: int, num_rows: int) -> RenderableType:
         table.add_column(" ".join(f"{origin.upper()} {BLOCKS[origin]}" for origin in ORIGINS), min_width=20)
     for name in ("B_bad", "B_high", *AGES, "tok/s", "s/step", "wait"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in snapshot.metrics[-num_rows:]:
-        table.add_row(*_cells(row, snapshot.batch_size, width))
+    rows = snapshot.metrics[-num_rows:]
+    more = [name for name in OPTIMIZER if width >= WIDE and any(_optimizer(row, name) != "-" for row in rows)]
+    for name in more:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row, snapshot.batch_size, width), *(_optimizer(row, name) for name in more))
     return Padding(table, (1, 0, 0, 0))
 
 
@@ -93,9 +106,11 @@ def _cells(row: Mapping[str, Any], batch_size: int, width: int) -> Iterator[Rend
     yield f"{row['reward_mean']:.3f}"
     for origin in ORIGINS:
         yield str(row[origin])
-    yield str(num_groups(row))
+    total = num_groups(row)
+    yield Text(str(total), "yellow" if total < NEARLY_EMPTY * batch_size else "")
     if width >= NARROW:
-        yield _composition(row, batch_size, min(60, width - NARROW + 20))
+        room = width - NARROW + 20
+        yield _composition(row, batch_size, min(60, room - 60 if width >= WIDE else room))
     yield str(row["num_bad"])
     yield str(row["num_high"])
     for origin in AGES.values():
@@ -104,6 +119,15 @@ def _cells(row: Mapping[str, Any], batch_size: int, width: int) -> Iterator[Rend
     yield count(row["tokens_per_s"])
     yield f"{row['step_s']:.2f}"
     yield f"{row['wait_batch_s']:.1f} s"
+
+
+def _optimizer(row: Mapping[str, Any], name: str) -> str:
+    key, form = OPTIMIZER[name]
+    if key == "truncated":
+        value = row["num_truncated"] / row["num_responses"] if row.get("num_responses") else None
+    else:
+        value = row.get(key)
+    return "-" if value is None else format(value, form).replace("%", " %")
 
 
 def _composition(row: Mapping[str, Any], batch_size: int, width: int) -> Text:
@@ -124,7 +148,8 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     table.add_column(style="bright_black", no_wrap=True)
     table.add_column(overflow="fold")
     if snapshot.evaluations:
-        table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
+        parts = accuracies(snapshot.evaluations, with_change=width >= WIDE)
+        table.add_row("held-out", packed(parts, width - LABEL_CHARS))
     if snapshot.status is not None:
         # Text, because a failure message may contain brackets, which are not markup.
         table.add_row("now", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
@@ -151,11 +176,12 @@ def packed(parts: Iterable[str], width: int) -> Text:
     return Text("\n".join(lines))
 
 
-def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def accuracies(evaluations: Sequence[Mapping[str, Any]], *, with_change: bool = False) -> Iterator[str]:
     """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts; with partial credit
     `cd34 mean reward 10.8 % -> ...`.
 
-    An evaluation during the run has only the first prompts; the change is over those.
+    An evaluation during the run has only the first prompts; the change is over those. `with_change`: also the change in
+    points with its 95 % interval.
     """
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = [row for row in evaluations if row["split"] == split]
@@ -166,7 +192,9 @@ def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         before, after = shared_means([first["rewards"], newest["rewards"]])
         part = f", first {len(after)} prompts" if 0 < len(after) < first["num_prompts"] else ""
-        yield f"{named} {_accuracy(first, before)} -> {_accuracy(newest, after)} (step {newest['step']}{part})"
+        change = f": {change_text(first, newest)} points" if with_change and len(after) > 1 else ""
+        accuracy = f"{_accuracy(first, before)} -> {_accuracy(newest, after)}"
+        yield f"{named} {accuracy}{change} (step {newest['step']}{part})"
 
 
 def _accuracy(row: Mapping[str, Any], means: Sequence[float]) -> str:

@@ -6,6 +6,7 @@ import { decimal } from "bapo/app/format.js";
 
 const echarts = globalThis.echarts;
 const MAX_DOTS = 200;
+const MARKED = 40;
 const cards = new Set();
 
 const probe = el("span", { hidden: true });
@@ -28,6 +29,7 @@ export function colour(name) {
  *   note     what is drawn, and what of the paper it is; behind an icon
  *   draw(data) -> null when there is nothing to draw yet, or {
  *     summary  one sentence with the numbers of now
+ *     isWarning  whether it is one
  *     option   of ECharts, without what `base` below has for all; or
  *     body     an element, instead of a drawing
  *     table    {caption, header, rows} of the same numbers; made when it is opened
@@ -73,6 +75,7 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
     details.hidden = csv.hidden = !drawn?.table;
     png.hidden = !drawn?.option;
     summary.textContent = drawn?.summary ?? "";
+    summary.classList.toggle("warn", Boolean(drawn?.isWarning));
     if (drawn?.body) body.replaceChildren(drawn.body);
     else body.replaceChildren();
     isDue = Boolean(drawn?.option);
@@ -118,6 +121,18 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
   views.observe(canvas);
   cards.add(card);
   return card;
+}
+
+/** The card, hidden until its data fulfil a condition: isShown(data). */
+export function shownIf(isShown, card) {
+  card.element.hidden = true;
+  return {
+    ...card,
+    show(data) {
+      card.element.hidden = !isShown(data);
+      card.show(data);
+    },
+  };
 }
 
 /** An explanation behind an icon: a button for the keyboard and for screen readers. */
@@ -193,8 +208,9 @@ export const line = (name, steps, values, name_of_colour, more = {}) => ({
   type: "line",
   name,
   data: steps.map((step, index) => [step, values[index]]),
-  showSymbol: steps.length < 2,
-  symbolSize: 5,
+  showSymbol: steps.length <= MARKED,
+  symbol: "circle",
+  symbolSize: 4,
   connectNulls: false,
   sampling: "lttb",
   lineStyle: { width: 1.8, color: colour(name_of_colour) },

@@ -1,11 +1,14 @@
 // Cards with curves over steps: what is learned, batches and buffers, and the optimizer.
 
-import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
+import { atStep, chartCard, colour, line, shownIf, stepAxis } from "bapo/app/charts.js";
 import { count, DASH, decimal, percent, plural } from "bapo/app/format.js";
 import { column, mean, sum } from "bapo/overview/columns.js";
 
 const ORIGINS = ["x1", "x2", "x3"];
 const WORDS = { x1: "X1 fresh", x2: "X2 re-evaluated", x3: "X3 reused" };
+
+/** Subsets that trained at some step: a method without re-evaluation or reuse has X1 only. */
+const trained = (steps) => ORIGINS.filter((name) => name === "x1" || column(steps, name).some(Boolean));
 
 /** A curve of the run that is compared with. */
 const dashed = (name, steps, values) => line(name, steps, values, "text-soft", { lineStyle: { type: "dashed", width: 1.5, color: colour("text-soft") } });
@@ -37,26 +40,28 @@ function composition(grid) {
   return chartCard(grid, {
     title: "Batch composition", id: "composition", wide: true, height: 280,
     note: "Groups trained at each step: X1 fresh and informative, X2 hard prompts that improved when re-evaluated, X3 reused high-quality groups; the dashed line is B (Fig. 8).",
-    draw({ steps, index, length }) {
+    draw({ steps, index, length, run }) {
       if (!length) return null;
       const at = (name) => steps[name][index];
-      const total = sum(ORIGINS.map(at));
+      const subsets = trained(steps);
+      const total = sum(subsets.map(at));
       const parts = (name) => line(WORDS[name], steps.step, steps[name], name, {
         stack: "batch", step: "middle", sampling: undefined, showSymbol: false, lineStyle: { width: 0 }, areaStyle: { color: colour(name), opacity: 0.85 },
       });
       return {
-        summary: `Step ${at("step")}: X1 ${at("x1")} + X2 ${at("x2")} + X3 ${at("x3")} = ${total} of B = ${at("batch_size")} groups (${percent(total / at("batch_size"), 0)}).`,
+        summary: `Step ${at("step")}: ${subsets.length > 1 ? `${subsets.map((name) => `${name.toUpperCase()} ${at(name)}`).join(" + ")} = ` : ""}${total} of B = ${at("batch_size")} groups (${percent(total / at("batch_size"), 0)}).`,
+        isWarning: total < run.nearly_empty * at("batch_size"),
         option: {
           xAxis: stepAxis(steps.step),
           yAxis: { type: "value", minInterval: 1, name: "groups" },
           series: [
-            ...ORIGINS.map(parts),
+            ...subsets.map(parts),
             line("B", steps.step, steps.batch_size, "b", { step: "middle", showSymbol: false, lineStyle: { type: "dashed", width: 1.5, color: colour("b") }, markLine: atStep(at("step")) }),
           ],
         },
         table: () => ({
-          caption: "Groups per step", header: ["step", "X1", "X2", "X3", "batch", "B"],
-          rows: steps.step.map((step, i) => [count(step), ...ORIGINS.map((name) => count(steps[name][i])), count(sum(ORIGINS.map((name) => steps[name][i]))), count(steps.batch_size[i])]),
+          caption: "Groups per step", header: ["step", ...subsets.map((name) => name.toUpperCase()), "batch", "B"],
+          rows: steps.step.map((step, i) => [count(step), ...subsets.map((name) => count(steps[name][i])), count(sum(subsets.map((name) => steps[name][i]))), count(steps.batch_size[i])]),
         }),
       };
     },
@@ -66,16 +71,16 @@ function composition(grid) {
 function thresholds(grid) {
   return chartCard(grid, {
     title: "Thresholds and mean reward", id: "thresholds", height: 220,
-    note: "r_tot is the mean reward of all fresh responses. Where a method has them: prompts at c1 or below are hard, and groups of B_high with a pass rate between c2 and c3 are reused; c2 and c3 follow r_tot (eq. 8).",
+    note: "r_tot is the mean reward of all fresh responses. Prompts at c1 or below are hard; groups of B_high with a pass rate between c2 and c3, which follow r_tot (eq. 8), are reused.",
     draw({ steps, index, length, run }) {
       if (!length) return null;
-      // Only what decides: a method without a window records one, too.
+      // Only what decides: a run without a window records one, too.
       const hard = run.c1 === null ? [] : [["c1", steps.step.map(() => run.c1), "b"]];
       const window = run.has_window ? [["c2", steps.c2, "series-4"], ["c3", steps.c3, "x3"]] : [];
       const named = [["r_tot", steps.reward_mean, "series-6"], ...hard, ...window];
       const limits = [...hard, ...window];
       return {
-        summary: `Step ${steps.step[index]}: r_tot ${decimal(steps.reward_mean[index])}; ${limits.map(([name, values]) => `${name} ${decimal(values[index])}`).join(", ") || "this method has no thresholds"}.`,
+        summary: `Step ${steps.step[index]}: r_tot ${decimal(steps.reward_mean[index])}; ${limits.map(([name, values]) => `${name} ${decimal(values[index])}`).join(", ")}.`,
         option: {
           xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "pass rate" },
           series: named.map(([name, values, tone], i) => line(name, steps.step, values, tone, i ? {} : { markLine: atStep(steps.step[index]), lineStyle: { width: 1, color: colour(tone) } })),
@@ -122,29 +127,31 @@ function staleness(grid) {
     title: "Staleness", id: "staleness", y: { min: 0, name: "steps" },
     note: "Steps between the policy version that sampled a group and the step that trained it: the mean of each subset.",
     lines: ORIGINS.map((name) => [`staleness_${name}_mean`, WORDS[name], name, { showSymbol: true, symbolSize: 3 }]),
-    says: (steps, index) => `Step ${steps.step[index]}: ${ORIGINS.map((name) => `${name.toUpperCase()} ${decimal(column(steps, `staleness_${name}_mean`)[index])} (at most ${count(column(steps, `staleness_${name}_max`)[index])})`).join(", ")}.`,
+    says: (steps, index) => `Step ${steps.step[index]}: ${trained(steps).map((name) => `${name.toUpperCase()} ${decimal(column(steps, `staleness_${name}_mean`)[index])} (at most ${count(column(steps, `staleness_${name}_max`)[index])})`).join(", ")}.`,
   });
 }
 
 const over = (steps, name, index, width = 20) => mean(column(steps, name).slice(Math.max(0, index - width + 1), index + 1));
 
+const hasBuffers = ({ run }) => run?.has_buffers;
+
 /** All cards of this file, in order. */
 export const batchCards = (grid) => [
   composition(grid),
-  thresholds(grid),
-  curves(grid, {
+  shownIf(({ run }) => run && (run.c1 !== null || run.has_window), thresholds(grid)),
+  shownIf(hasBuffers, curves(grid, {
     title: "B_bad and B_high", id: "tables", note: "Hard prompts waiting for re-evaluation, and groups eligible for reuse, after each step.", y: { min: 0, minInterval: 1, name: "entries" },
     lines: [["num_bad", "B_bad prompts", "x2"], ["num_high", "B_high groups", "x3"]],
-  }),
-  ages(grid),
+  })),
+  shownIf(hasBuffers, ages(grid)),
   staleness(grid),
 ];
 
 /** The curves that say whether the run learns; held-out results are of bapo/overview/prompts. */
 export const rewardCard = (grid) =>
   curves(grid, {
-    title: "Mean reward", id: "reward", note: "Over all fresh responses of a step, before filtering: r_tot (Fig. 4).",
-    lines: [["reward_mean", "r_tot", "series-1"]], y: { min: 0, name: "reward" }, height: 260,
+    title: "Mean reward", id: "reward", note: "Over all fresh responses of a step, before filtering (Fig. 4).",
+    lines: [["reward_mean", "mean reward", "series-1"]], y: { min: 0, name: "reward" }, height: 260,
     says: (steps, index) => `Step ${steps.step[index]}: ${decimal(steps.reward_mean[index])}; mean of the last ${plural(Math.min(20, index + 1), "step")} ${decimal(over(steps, "reward_mean", index))}.`,
   });
 

@@ -70,12 +70,12 @@ export function shares(bins) {
   return total ? sums.map((number) => number / total) : null;
 }
 
-/** The held-out measurements up to a step: {split, measure, step, accuracy, low, high, matrix} of the newest of each split. */
+/** The held-out measurements up to a step: {split, measure, step, accuracy, low, high, change, matrix} of the newest of each split. */
 export function measuredAt(held, step) {
   return held.map((split) => {
     let index = 0;
     while (index + 1 < split.step.length && split.step[index + 1] <= step) index += 1;
-    return { split: split.split, measure: split.measure, index, step: split.step[index], accuracy: split.accuracy[index], low: split.low[index], high: split.high[index], matrix: split.matrices[index], num_samples: split.num_samples };
+    return { split: split.split, measure: split.measure, index, step: split.step[index], accuracy: split.accuracy[index], low: split.low[index], high: split.high[index], change: split.change[index], num_prompts: split.num_prompts[index], matrix: split.matrices[index], num_samples: split.num_samples };
   });
 }
 

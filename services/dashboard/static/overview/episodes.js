@@ -1,6 +1,6 @@
 // Cards of runs with agents: turns and calls of tools of their episodes. Hidden in other runs.
 
-import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
+import { atStep, chartCard, colour, line, shownIf, stepAxis } from "bapo/app/charts.js";
 import { count, decimal, percent } from "bapo/app/format.js";
 import { curves } from "bapo/overview/batches.js";
 import { column } from "bapo/overview/columns.js";
@@ -60,16 +60,4 @@ const turns = (grid) =>
     },
   });
 
-/** A card that is there only where the run has episodes. */
-const ofAgents = (card) => ({
-  ...card,
-  show(data) {
-    card.element.hidden = !isKnown(column(data.steps, "episode_turns_mean"));
-    card.show(data);
-  },
-});
-
-export const episodeCards = (grid) => [turns(grid), calls(grid)].map((card) => {
-  card.element.hidden = true;
-  return ofAgents(card);
-});
+export const episodeCards = (grid) => [turns(grid), calls(grid)].map((card) => shownIf(({ steps }) => isKnown(column(steps, "episode_turns_mean")), card));

@@ -1,8 +1,8 @@
 // Held-out results and pass@k, and cards about prompts: accuracy bins, how they moved, which are newly solved.
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
-import { el, freshId } from "bapo/app/dom.js";
-import { count, DASH, percent, plural } from "bapo/app/format.js";
+import { el, freshId, table } from "bapo/app/dom.js";
+import { count, DASH, percent, plural, signed } from "bapo/app/format.js";
 import { column, matrixAt, measuredAt, movement, shares } from "bapo/overview/columns.js";
 
 function bins(grid) {
@@ -118,6 +118,23 @@ const named = (label) => label.replace(/x\d/g, (name) => name.toUpperCase());
 /** What the means are called: "accuracy" where the rewards of all splits are 0 or 1. */
 const measureOf = (held) => held.find((split) => split.measure !== "accuracy")?.measure ?? "accuracy";
 
+/** Points of a curve that is measured now and then. */
+const marked = { showSymbol: true, symbolSize: 7 };
+
+/** Split, before, now, change with its interval, and what it rests on. */
+function measures(held, step) {
+  const now = measuredAt(held, step);
+  const points = (value) => signed(100 * value, 1);
+  const change = ([mean, low, high]) => el("span", { class: low > 0 ? "good" : high < 0 ? "bad" : null }, points(mean), " ", el("span", {}, `[${points(low)}, ${points(high)}]`));
+  const rows = now.map((one, i) => [
+    one.split, percent(held[i].accuracy[0]), one.index ? percent(one.accuracy) : DASH, one.change ? change(one.change) : DASH,
+    `${count(one.num_prompts)} × ${count(one.num_samples)}`,
+  ]);
+  const first = held.every((split) => split.step[0] === 0) ? "before" : "first";
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Held-out measures" },
+    table({ header: [measureOf(held), first, `step ${Math.max(...now.map((one) => one.step))}`, "change, points", "prompts × samples"], rows }));
+}
+
 function heldOut(grid) {
   return chartCard(grid, {
     title: "Held-out results", id: "held-out", height: 260,
@@ -129,14 +146,15 @@ function heldOut(grid) {
       const splitOf = (name) => other?.held.find((one) => one.split === name);
       const tone = (i) => `series-${(i % 6) + 1}`;
       const series = held.flatMap((split, i) => [
-        line(split.split, split.step, split.accuracy.map((value) => 100 * value), tone(i), { showSymbol: true, sampling: undefined, markLine: i ? undefined : atStep(step) }),
+        line(split.split, split.step, split.accuracy.map((value) => 100 * value), tone(i), { ...marked, sampling: undefined, markLine: i ? undefined : atStep(step) }),
         // The interval: an invisible line at its lower end and a band of its width upon it.
         line(`${split.split} from`, split.step, split.low.map((value) => 100 * value), tone(i), { stack: `band-${i}`, lineStyle: { width: 0 }, symbol: "none", tooltip: { show: false }, silent: true, sampling: undefined }),
         line(`${split.split} to`, split.step, split.low.map((value, k) => 100 * (split.high[k] - value)), tone(i), { stack: `band-${i}`, lineStyle: { width: 0 }, symbol: "none", tooltip: { show: false }, silent: true, sampling: undefined, areaStyle: { color: colour(tone(i)), opacity: 0.14 } }),
       ]);
-      const compared = held.flatMap((split, i) => (splitOf(split.split) ? [line(`${split.split}, ${other.name}`, splitOf(split.split).step, splitOf(split.split).accuracy.map((value) => 100 * value), tone(i), { showSymbol: true, sampling: undefined, lineStyle: { type: "dashed", color: colour(tone(i)) } })] : []));
+      const compared = held.flatMap((split, i) => (splitOf(split.split) ? [line(`${split.split}, ${other.name}`, splitOf(split.split).step, splitOf(split.split).accuracy.map((value) => 100 * value), tone(i), { ...marked, sampling: undefined, lineStyle: { type: "dashed", color: colour(tone(i)) } })] : []));
       return {
-        summary: `${measuredAt(held, step).map((one) => `${one.split} after step ${one.step}: ${one.measure} ${percent(one.accuracy)} (${percent(one.low)} to ${percent(one.high)})`).join("; ")}.`,
+        summary: "The change is over the prompts common to both, with its 95 % interval.",
+        body: measures(held, step),
         option: {
           xAxis: { ...stepAxis(held[0].step), max: Math.max(1, ...held.map((split) => split.step.at(-1))) },
           yAxis: { type: "value", min: 0, name: measureOf(held), axisLabel: { formatter: "{value} %" } },
@@ -168,7 +186,7 @@ function passAtK(grid) {
         option: {
           xAxis: { ...stepAxis(known[0].step), max: Math.max(1, ...known.map((split) => split.step.at(-1))) },
           yAxis: { type: "value", min: 0, name: "prompts", axisLabel: { formatter: "{value} %" } },
-          series: known.map((split, i) => line(name(split), split.step, split.passed.map((value) => 100 * value), `series-${(i % 6) + 1}`, { showSymbol: true, sampling: undefined, markLine: i ? undefined : atStep(step) })),
+          series: known.map((split, i) => line(name(split), split.step, split.passed.map((value) => 100 * value), `series-${(i % 6) + 1}`, { ...marked, sampling: undefined, markLine: i ? undefined : atStep(step) })),
         },
         table: () => ({ header: ["split and step", "pass@k", "k"], rows: known.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.passed[k]), count(split.num_samples)])) }),
       };

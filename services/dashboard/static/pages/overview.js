@@ -178,6 +178,7 @@ function noticesOf(known, { steps, index, length }) {
       : "No step has finished yet. The page updates after the first one.");
   }
   if (known.run?.status === "failed") notice(`The run has failed: ${known.run.message || "see its logs"}.`, true);
+  if (known.run?.shortfall) notice(`Batches are ${known.run.shortfall}.`);
   const warning = length && column(steps, "warning")[index];
   if (warning) notice(`Step ${steps.step[index]}: ${warning}.`);
   return found;
