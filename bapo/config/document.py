@@ -25,6 +25,22 @@ from bapo.config.tree import Config
 PAGE = Path("docs/configuration.md")
 HEADER = "key | default | values | meaning |"
 SHOWN_BY_DEFAULT = (str, bool, int, float)
+TASKS = {
+    "name a run, set its length and seed": "run",
+    "choose the model; train with LoRA": "model",
+    "bring prompts and a reward": "task",
+    "choose what trains, and how old it may be": "algorithm cadence",
+    "sample: lengths, temperature, engines": "rollout autoscaling",
+    "set the learning rate, batch sizes, memory and GPUs": "learner",
+    "change the loss and shape rewards": "loss shaping",
+    "evaluate, and keep checkpoints": "evaluation checkpoint",
+    "train agents": "agents",
+    "fine-tune on examples first": "sft",
+    "watch a run": "tracking dashboard diagnostics",
+    "operate: storage, restarts, security": "buffer scheduler supervision security",
+}
+"""What a user wants to do -> sections, in the order in which a user needs them. Every section is in one."""
+METHOD_SETTINGS = "Settings of one composer, selector or loss"
 GUARD = 10_000
 """A bound above it is technical: a port, a number of steps, seconds that a timer can count."""
 
@@ -49,22 +65,32 @@ Port 0 is a free port.
 
 
 def document() -> str:
-    parts = [INTRODUCTION, *_presets(), *_names()]
-    for name, field in Config.model_fields.items():
-        if (section := section_of(field.annotation)) is not None:
-            parts += _section(name, section)
+    sections = {name: kind for name, field in Config.model_fields.items() if (kind := section_of(field.annotation))}
+    parts = [INTRODUCTION, *_index(), *_presets(), *_names()]
+    for name in " ".join(TASKS.values()).split():
+        parts += _section(name, sections.pop(name))
+    if sections:
+        raise ValueError(f"sections that no task of TASKS has: {', '.join(sections)}")
     parts += _methods()
     return "\n".join(parts)
 
 
+def _index() -> Iterator[str]:
+    yield "| you want to | sections |\n|---|---|"
+    for task, names in TASKS.items():
+        sections = ", ".join(f"[`{name}`](#{name})" for name in names.split())
+        yield f"| {task} | {sections} |"
+    anchor = METHOD_SETTINGS.lower().replace(" ", "-").replace(",", "")
+    yield f"| set up one composer, selector or loss | [its own](#{anchor}) |\n"
+
+
 def _presets() -> Iterator[str]:
-    yield "## Presets\n"
     yield f"`preset` names the preset below a file. Start with one of {_code(next(iter(PRESET_GROUPS.values())))}."
     yield "`bapo config presets` says what each is for, [methods.md](methods.md) has formulas and sources.\n"
 
 
 def _methods() -> Iterator[str]:
-    yield "## Settings of one composer, selector or loss\n"
+    yield f"## {METHOD_SETTINGS}\n"
     sections = ", ".join(f"{kind.what} `[{kind.options}]`" for kind in KINDS)
     yield f"Of the one that the config names ({sections}); your own has those of its class `Settings`.\n"
     yield f"| of | {HEADER}\n|---|---|---|---|---|"
@@ -77,7 +103,6 @@ def _methods() -> Iterator[str]:
 
 def _names() -> Iterator[str]:
     symbols = ", ".join(f"{row.symbol} `{row.key}`" for row in NAMES if row.symbol)
-    yield "## Names in the paper, in TRL and in verl\n"
     yield f"The paper's symbols are accepted as keys (`cadence.v`): {symbols}."
     yield "A key of TRL or verl is refused with the key to use; [migrate.md](migrate.md#what-differs) compares them.\n"
 
@@ -103,7 +128,8 @@ def _rows(section: type[BaseModel]) -> Iterator[str]:
     for key, field in section.model_fields.items():
         if not is_section(field.annotation):
             default = shown(field.get_default(call_default_factory=True))
-            yield f"| `{key}` | `{_cell(default)}` | {_cell(_type_of(field))} | {_cell(_docs(section, key))} |"
+            cells = (f"`{key}`", f"`{_cell(default)}`", _cell(_type_of(field)), _cell(_docs(section, key)))
+            yield f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
 def _docs(section: type[BaseModel], key: str) -> str:
@@ -120,8 +146,8 @@ def _type_of(field: FieldInfo) -> str:
     ]
     plain = field.annotation in SHOWN_BY_DEFAULT or typing.get_origin(field.annotation) in (dict, tuple)
     words = "" if plain else _words(field.annotation)
-    if bounds and field.default is None:  # a number, and null
-        words = ""
+    if field.default is None:  # which the default says
+        words = "" if bounds else words.removesuffix(" or null")
     return ", ".join([*filter(None, [words]), *bounds])
 
 
