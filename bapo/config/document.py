@@ -40,7 +40,6 @@ TASKS = {
     "operate: storage, restarts, security": "buffer scheduler supervision security",
 }
 """What a user wants to do -> sections, in the order in which a user needs them. Every section is in one."""
-METHOD_SETTINGS = "Settings of one composer, selector or loss"
 GUARD = 10_000
 """A bound above it is technical: a port, a number of steps, seconds that a timer can count."""
 
@@ -80,8 +79,7 @@ def _index() -> Iterator[str]:
     for task, names in TASKS.items():
         sections = ", ".join(f"[`{name}`](#{name})" for name in names.split())
         yield f"| {task} | {sections} |"
-    anchor = METHOD_SETTINGS.lower().replace(" ", "-").replace(",", "")
-    yield f"| set up one composer, selector or loss | [its own](#{anchor}) |\n"
+    yield "| set up one composer, selector or loss | [its own](#settings-of-one-composer-selector-or-loss) |\n"
 
 
 def _presets() -> Iterator[str]:
@@ -90,7 +88,7 @@ def _presets() -> Iterator[str]:
 
 
 def _methods() -> Iterator[str]:
-    yield f"## {METHOD_SETTINGS}\n"
+    yield "## Settings of one composer, selector or loss\n"
     sections = ", ".join(f"{kind.what} `[{kind.options}]`" for kind in KINDS)
     yield f"Of the one that the config names ({sections}); your own has those of its class `Settings`.\n"
     yield f"| of | {HEADER}\n|---|---|---|---|---|"
