@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-DOCS = "docs/monitoring.md"
+DOCS = "docs/monitoring.md#when-an-alert-fires"
 PREFIX = "Bapo"
 
 
@@ -40,7 +40,7 @@ class Alert:
     severity: Literal["critical", "warning", "info"]
     summary: str
     runbook: str
-    """What to do: one line of docs/monitoring.md."""
+    """What to do: one line, in the alert itself and in the dashboard Runbook."""
     expr: Callable[[Clock], str]
     for_s: float = 0.0
     """How long it must be the case."""
@@ -53,7 +53,7 @@ class Alert:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {"summary": self.summary, "runbook": self.runbook, "runbook_url": f"{DOCS}#{self.full_name.lower()}"}
+        return {"summary": self.summary, "runbook": self.runbook, "runbook_url": DOCS}
 
     def rule(self, clock: Clock) -> dict[str, Any]:
         found: dict[str, Any] = {"alert": self.full_name, "expr": self.expr(clock)}

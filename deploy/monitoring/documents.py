@@ -1,4 +1,4 @@
-"""The generated parts of the docs: the table of metrics, and the runbook of alerts."""
+"""The generated page of the docs: the table of metrics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from bapo.runtime.metrics.metric import Metric, Process
 from bapo.runtime.metrics.registry import METRICS, metrics_of
-from deploy.monitoring.alert import Alert
-from deploy.monitoring.alerts import ALERTS
 
 HEAD = """\
 # Metrics
@@ -58,12 +56,3 @@ def _labels(metric: Metric) -> str:
         f"{label.name} ({', '.join(label.values)})" if label.values and label.name not in COMMON else label.name
         for label in metric.labels
     )
-
-
-def runbook() -> str:
-    """The section of docs/monitoring.md between its two marks: one heading per alert, so that links reach it."""
-    return "\n".join(_entry(alert) for alert in ALERTS)
-
-
-def _entry(alert: Alert) -> str:
-    return f"### {alert.full_name}\n\n*{alert.severity}.* {alert.summary} {alert.runbook}\n"

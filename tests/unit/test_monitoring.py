@@ -95,7 +95,7 @@ def test_alerts_go_to_the_alertmanagers_that_are_named_with_what_to_do(tmp_path:
     in_compose = scrape_compose()["alerting"]["alertmanagers"]
     assert in_compose == [{"file_sd_configs": [{"files": [ALERTMANAGERS_FILE]}]}], "read while Prometheus runs"
     told = {rule["alert"]: rule for rule in rules()["groups"][0]["rules"]}["BapoProcessDown"]
-    assert told["annotations"]["runbook_url"] == "docs/monitoring.md#bapoprocessdown"
+    assert told["annotations"]["runbook_url"] == "docs/monitoring.md#when-an-alert-fires"
     assert told["labels"]["severity"] == "critical"
 
 
