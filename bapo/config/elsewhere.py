@@ -162,16 +162,15 @@ ADVICE = (
     Advice("quantized sampling is not supported", "", "*.quantization *.quantization_config_file"),
     Advice("not there: routing of experts is not replayed", "", "*.router_replay.* *.enable_rollout_routing_replay"),
     # -- checkpoints, Hub, logs
-    Advice("not there: nothing is uploaded; bapo export writes a Hugging Face folder for `hf upload`",
-           "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision "
+    Advice("not there: a run uploads nothing by itself; bapo export RUN --push-to-hub ORG/NAME does",
+           "hub_strategy hub_always_push hub_revision "
            "log_completions_hub_repo trackio_space_id trackio_bucket_id trackio_static_space_id",
            "trainer.default_hdfs_dir"),
     Advice("not there: all checkpoints hold weights, optimizer and buffer; checkpoint.every, keep_last and background",
            "save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint",
            "*.checkpoint.* trainer.del_local_ckpt_after_load trainer.max_critic_ckpt_to_keep "
            "trainer.esi_redundant_time"),
-    Advice("not there: compare checkpoints with bapo eval, and export one with bapo export",
-           "load_best_model_at_end metric_for_best_model greater_is_better"),
+    Advice("not needed: a higher mean reward is better (evaluation.best_measure)", "greater_is_better"),
     Advice("every step is recorded (RUN/metrics.jsonl, the page, [tracking]); bapo logs RUN",
            "logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica "
            "disable_tqdm debug skip_memory_metrics", "*.rollout.prometheus.* *.rollout.trace.*"),

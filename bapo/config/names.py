@@ -64,6 +64,10 @@ shaping.overlong_filter        |   | mask_truncated_completions |
 checkpoint.every               |   | save_steps, save_strategy | trainer.save_freq
 checkpoint.keep_last           |   | save_total_limit | trainer.max_actor_ckpt_to_keep
 evaluation.every               |   | eval_steps, eval_strategy | trainer.test_freq
+checkpoint.keep_best           |   | load_best_model_at_end |
+evaluation.best_measure        |   | metric_for_best_model |
+evaluation.patience            |   | early_stopping_patience |
+evaluation.min_improvement     |   | early_stopping_threshold |
 evaluation.temperatures        |   | | *rollout.val_kwargs.temperature
 evaluation.splits              |   | | *rollout.val_kwargs.top_p
 evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.n
@@ -177,6 +181,13 @@ _ADVICE = {
     "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
     "num_train_epochs": "use run.num_steps, in learner steps",
     "warmup_ratio": "use learner.warmup_steps, in steps",
+    "load_best_model_at_end": "use checkpoint.keep_best = 1 and bapo export RUN --best",
+    "metric_for_best_model": "use evaluation.best_measure, the name of a held-out split",
+    "callbacks": "for early stopping use evaluation.patience and evaluation.min_improvement; there are no callbacks",
+    "push_to_hub": "use bapo export RUN --push-to-hub ORG/NAME",
+    "hub_model_id": "use bapo export RUN --push-to-hub ORG/NAME",
+    "hub_private_repo": "use bapo export RUN --push-to-hub ORG/NAME --private",
+    "hub_token": "set HF_TOKEN, or log in with hf auth login, for bapo export RUN --push-to-hub ORG/NAME",
     "report_to": 'use tracking.to, such as ["wandb"]',
     "logging_steps": "every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
     "log_completions": "the page shows responses: bapo view RUN",

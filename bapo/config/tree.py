@@ -175,6 +175,13 @@ class EvaluationConfig(Frozen):
     at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     """Numbers of training responses at which the weights are measured as after training, to compare methods at equal
     responses."""
+    best_measure: str | None = None
+    """What the best weights are chosen by: a split, or SPLIT@TEMPERATURE, which is then measured during the run, too;
+    null: the first split."""
+    patience: int | None = Field(None, ge=1)
+    """End the run after this many measurements of `best_measure` in a row without an improvement; null: never."""
+    min_improvement: float = Field(0.0, ge=0, lt=1)
+    """A higher mean reward counts as an improvement if it is higher by more than this (0.01: one point)."""
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics."""
 
@@ -203,6 +210,14 @@ class EvaluationConfig(Frozen):
                     f"evaluation.splits.{split}: the task has no such held-out split{did_you_mean(split, known)}; it "
                     f"has {', '.join(known) or 'none'}"
                 )
+        names, best = [*self.measurements(known)], self.best_measure
+        if best is not None and best not in names:
+            raise ConfigError(
+                f"evaluation.best_measure = {best!r} is not measured{did_you_mean(best, names)}; the run measures "
+                f"{', '.join(names) or 'nothing'}"
+            )
+        if self.patience is not None and not names:
+            raise ConfigError("evaluation.patience: the task has no held-out split, so nothing is measured; remove it")
 
 
 class SchedulerConfig(Frozen):
@@ -365,6 +380,24 @@ class Config(Frozen):
             raise ValueError(
                 f"learner.microbatch_tokens = {self.learner.microbatch_tokens} is less than one sequence of "
                 f"{longest} tokens (max_prompt_tokens + max_response_tokens); use at least {longest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_best_is_measured(self) -> Self:
+        for key, is_set in (
+            ("checkpoint.keep_best", self.checkpoint.keep_best > 0),
+            ("evaluation.patience", self.evaluation.patience is not None),
+        ):
+            if is_set and self.evaluation.every == 0:
+                raise ValueError(
+                    f"{key} with evaluation.every = 0: nothing is measured during the run; set evaluation.every to the "
+                    f"steps between measurements, or remove {key}"
+                )
+        if self.run.deterministic and self.evaluation.patience is not None:
+            raise ValueError(
+                "run.deterministic with evaluation.patience: the last step would depend on when a measurement arrives; "
+                "remove one of the two"
             )
         return self
 
