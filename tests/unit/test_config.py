@@ -246,6 +246,12 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         ("--learner.num_ranks=65", "num_ranks = 65 is more than .*use fewer ranks"),
         ("--rollout.max_response_tokens=5000", "microbatch_tokens = 4096 is less than .*use at least 5064"),
         ("--rollout.top_p=0.9", "top_p = 0.9: .*set top_p = 1.0"),
+        ("--evaluation.max_response_tokens=65", "evaluation.max_response_tokens = 65 is more than .* = 64"),
+        ("--evaluation.min_tokens=65", "evaluation.min_tokens = 65 is more than the 64 tokens"),
+        (
+            "--evaluation.min_tokens=9 --evaluation.splits.a.max_response_tokens=8",
+            "evaluation.splits.a.min_tokens = 9 is more than the 8 tokens",
+        ),
         ("--rollout.num_workers=9", "num_workers = 9 is more than max_workers = 8; set max_workers = 9"),
         ("--rollout.port=8700", "buffer.port and rollout.port are both 8700"),
         ("--buffer.url=http://h --buffer.redis_url=redis://h", "redis_url = redis://h would have no effect"),
