@@ -277,6 +277,16 @@ def test_combinations_that_cannot_work_are_refused(tokens: str, message: str) ->
         load_config([], tokens.split())
 
 
+@pytest.mark.parametrize("token", ["--rollout.stop=</answer>", '--rollout.stop=["</answer>"]'])
+def test_one_stop_text_may_be_written_without_brackets(token: str) -> None:
+    assert load_config([], [token]).rollout.stop == ("</answer>",)
+
+
+def test_an_empty_stop_text_would_end_every_response_and_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.stop"):
+        load_config([], ['--rollout.stop=["a", ""]'])
+
+
 @pytest.mark.parametrize(
     "token",
     [
