@@ -36,6 +36,7 @@ MUST_AGREE = {
     "loss.entropy_coef": "the entropy bonus",
     "rollout.temperature": "sampling",
     "rollout.top_p": "sampling",
+    "rollout.stop": "sampling",
     "rollout.max_prompt_tokens": "sampling",
     "rollout.max_response_tokens": "sampling",
     "evaluation": "the evaluation",

@@ -19,7 +19,7 @@ from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import LossConfig, ShapingConfig
-from bapo.config.rollout import RolloutConfig
+from bapo.config.rollout import RolloutConfig, SamplingConfig
 from bapo.config.sft import SftConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
@@ -142,21 +142,16 @@ class TaskConfig(Frozen):
         return self
 
 
-class SplitConfig(Frozen):
+class SplitConfig(SamplingConfig):
     """How one held-out split is measured; what is null is as for all."""
 
     num_samples: int | None = Field(None, ge=1, le=MAX_RESPONSES)
     """Responses per prompt: 32 is avg@32."""
-    temperature: float | None = Field(None, gt=0)
-    """Of sampling."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    """Nucleus."""
-    max_response_tokens: int | None = Field(None, ge=1)
-    """At most `rollout.max_response_tokens`."""
 
 
-class EvaluationConfig(Frozen):
-    """Held-out evaluation. It never changes alpha (docs/paper.md, Decisions)."""
+class EvaluationConfig(SamplingConfig):
+    """Held-out evaluation. It never changes alpha (docs/paper.md, Decisions). A sampling value that is null is that of
+    `rollout`, or off."""
 
     every: int = Field(25, ge=0)
     """Steps, rounded up to the next weight update; 0: only before and after training."""
@@ -167,8 +162,7 @@ class EvaluationConfig(Frozen):
     num_samples: int = Field(2, ge=1, le=MAX_RESPONSES)
     """Responses per prompt."""
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
-    """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p`,
-    `max_response_tokens`; the last three default to those of `rollout`."""
+    """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `stop` and so on."""
     temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
     """Further temperatures at which splits are measured before and after training, as `SPLIT@0.3`: a model that only
     became more deterministic does not exceed the base model at its best temperature."""
@@ -200,7 +194,7 @@ class EvaluationConfig(Frozen):
 
     def _of_split(self, split: str) -> SplitConfig:
         own = self.splits.get(split, SplitConfig())
-        return own.model_copy(update={"num_samples": own.num_samples or self.num_samples})
+        return own.model_copy(update={"num_samples": own.num_samples or self.num_samples, **own.over(self)})
 
     def require_splits(self, known: Sequence[str]) -> None:
         """Raises: ConfigError for settings of a split that the task does not have."""
@@ -363,12 +357,7 @@ class Config(Frozen):
                 f"learner.num_ranks = {self.learner.num_ranks} is not a multiple of learner.shard_ranks = "
                 f"{self.learner.shard_ranks}, the ranks of one replica"
             )
-        for split, own in self.evaluation.splits.items():
-            if (own.max_response_tokens or 0) > self.rollout.max_response_tokens:
-                raise ValueError(
-                    f"evaluation.splits.{split}.max_response_tokens = {own.max_response_tokens} is more than "
-                    f"rollout.max_response_tokens = {self.rollout.max_response_tokens}, which engines have room for"
-                )
+        self._evaluations_fit()
         cache = self.shaping.overlong_cache
         if cache is not None and cache > self.rollout.max_response_tokens:
             raise ValueError(
@@ -382,6 +371,24 @@ class Config(Frozen):
                 f"{longest} tokens (max_prompt_tokens + max_response_tokens); use at least {longest}"
             )
         return self
+
+    def _evaluations_fit(self) -> None:
+        room, evaluation = self.rollout.max_response_tokens, self.evaluation
+        for split in (None, *evaluation.splits):
+            name, asked = "evaluation", evaluation.over(evaluation)
+            if split is not None:
+                name, asked = f"evaluation.splits.{split}", evaluation.splits[split].over(evaluation)
+            most = asked["max_response_tokens"] or room
+            if most > room:
+                raise ValueError(
+                    f"{name}.max_response_tokens = {most} is more than rollout.max_response_tokens = {room}, which "
+                    "engines have room for"
+                )
+            if (asked["min_tokens"] or 0) > most:
+                raise ValueError(
+                    f"{name}.min_tokens = {asked['min_tokens']} is more than the {most} tokens that a response may "
+                    "have (max_response_tokens)"
+                )
 
     @model_validator(mode="after")
     def the_best_is_measured(self) -> Self:

@@ -282,10 +282,7 @@ def evaluation_row(
             max(int(group.versions.max()) for group in groups),
         ],
         "seconds": round(_busy_seconds(groups), 3),
-        "sampling": {
-            name: getattr(measurement.settings, name) or getattr(rollout, name)
-            for name in ("temperature", "top_p", "max_response_tokens")
-        },
+        "sampling": rollout.sampling(measurement.settings),
         "majority": majority,
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }

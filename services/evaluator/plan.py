@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bapo.algorithms.settings import CadenceConfig
 from bapo.config.tree import EvaluationConfig, SplitConfig
-from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import SAMPLING, Progress, Prompt, Purpose, RolloutRequest
 
 BASE_VERSION = 1
 
@@ -127,9 +127,7 @@ def requests_of(
             step=target.version,
             min_version=target.version,
             label=label_of(measurement.name, target.version),
-            temperature=own.temperature,
-            top_p=own.top_p,
-            max_response_tokens=own.max_response_tokens,
+            **{name: getattr(own, name) for name in SAMPLING},
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -108,6 +108,7 @@ def evaluate(
     Examples:
 
       bapo eval outputs/demo-001 --evaluation.num_prompts_final 200
+      bapo eval outputs/demo-001 --evaluation.top_k 1 --evaluation.temperatures [] --evaluation.num_samples 1
       bapo eval models/countdown-tiny deploy/configs/demo.toml
     """
     files, overrides = split_tokens(config or [])

@@ -139,7 +139,8 @@ def sampling(config: Config) -> Check:
     if problems := list(sampling_problems(config)):
         return Check(name="sampling", status="fail", detail="\n".join(problems))
     rollout = config.rollout
-    temperatures = [rollout.temperature, *config.evaluation.temperatures]
+    temperatures = [rollout.temperature, *filter(None, [config.evaluation.temperature])]
+    temperatures += config.evaluation.temperatures
     detail = (
         f"temperatures {', '.join(f'{each:g}' for each in temperatures)}; at most {rollout.max_response_tokens} tokens"
     )
