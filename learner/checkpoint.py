@@ -48,6 +48,7 @@ from learner.distributed.shard_files import (
 )
 from learner.distributed.sharding import reshard
 from learner.distributed.world import World
+from learner.held_out import HeldOut
 from learner.model.lora import kept_weights
 from learner.publish_weights import WeightPublisher, link, write_weights
 from learner.update.step import GenerationMemory
@@ -93,8 +94,9 @@ class Pending:
 class CheckpointWriter:
     """Saves checkpoints and removes old ones. Every rank must call `save` and `finish`; each writes its shards."""
 
-    def __init__(self, *, config: Config, folder: Path, world: World) -> None:
+    def __init__(self, *, config: Config, folder: Path, world: World, held_out: HeldOut) -> None:
         """`folder`: RUN/checkpoints."""
+        self._held_out = held_out
         self._config = config
         self._folder = folder
         self._world = world
@@ -106,8 +108,8 @@ class CheckpointWriter:
     @property
     def oldest_kept(self) -> int:
         """Oldest step to replay from; 0 (the beginning) until there are `keep_last` checkpoints."""
-        steps = complete_steps(self._folder)
-        return steps[0] if len(steps) >= self._config.checkpoint.keep_last else 0
+        last = complete_steps(self._folder)[-self._config.checkpoint.keep_last :]  # without the best before them
+        return last[0] if len(last) >= self._config.checkpoint.keep_last else 0
 
     @property
     def is_pending(self) -> bool:
@@ -115,8 +117,8 @@ class CheckpointWriter:
         return self._pending is not None
 
     def is_due(self, step: int) -> bool:
-        """Every `checkpoint.every` steps, and after the last one."""
-        return step % self._config.checkpoint.every == 0 or step == self._config.run.num_steps
+        """Every `checkpoint.every` steps, and after those whose weights are measured and may be kept for it."""
+        return step % self._config.checkpoint.every == 0 or self._held_out.will_be_measured(step)
 
     def save(
         self,
@@ -178,7 +180,11 @@ class CheckpointWriter:
 
     def _prune(self) -> None:
         if self._world.leads:
-            for step in complete_steps(self._folder)[: -self._config.checkpoint.keep_last]:
+            steps = complete_steps(self._folder)
+            kept = self._held_out.kept(steps)
+            for step in steps[: -self._config.checkpoint.keep_last]:
+                if step in kept:
+                    continue
                 _remove(self._folder / f"step-{step:06d}")
                 log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
 

@@ -7,6 +7,7 @@
         theta_t -> theta_{t+1}    advantages, loss, AdamW         line 18      update/update.py
         checkpoint, if due or if the buffer is filling up                      checkpoint.py, in the background
         commit t: the buffer may delete batches up to the latest checkpoint    line 19
+        end here, if held-out measurements have stopped improving                 held_out.py
     alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
 
 The loop is independent of the algorithm: the buffer service decides which groups are in D_t.
@@ -34,6 +35,7 @@ from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_sft_ste
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
+from learner.held_out import HeldOut
 from learner.model.policy import Policy
 from learner.publish_weights import WeightPublisher
 from learner.stale_tokens import with_stale_as_context
@@ -59,23 +61,34 @@ class Learner:
     alarms: AlarmLog
     prompts: PromptsSeen
     episodes: EpisodeReport
+    held_out: HeldOut
+    ended: str = ""
+    """Why the run ends before step T, on rank 0; empty: it does not."""
     token_records: ResponseRecorder | None = None
     """Only on rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
     """Seconds blocked by checkpoints since the last record; reported in the row of the next step."""
 
     def run(self, first_step: int) -> None:
-        """Train steps first_step .. T, then publish the final weights.
+        """Train steps first_step .. T, or fewer with `evaluation.patience`, then publish the final weights.
 
         Raises: Stopped if asked to stop; any BapoError, after which the latest checkpoint is valid.
         """
-        num_steps = self.config.run.num_steps
-        for step in range(first_step, num_steps + 1):
+        step = first_step - 1
+        while not self.is_last(step):
+            step += 1
             self.run_step(step)
-        self.publisher.publish(num_steps + 1)
+        self.publisher.publish(step + 1)
         with self.stop.waiting():
             self.publisher.wait()
-        self.buffer.report_progress(Progress(step=num_steps + 1, policy_version=num_steps + 1))
+        # Step T + 1 is the end for scheduler and evaluator; the version says which weights are the last.
+        self.buffer.report_progress(Progress(step=self.config.run.num_steps + 1, policy_version=step + 1))
+
+    def is_last(self, step: int) -> bool:
+        """Whether the run ends after this step. Collective."""
+        if self.config.evaluation.patience is not None and self.world.any(bool(self.ended)):
+            return True
+        return step >= self.config.run.num_steps
 
     def run_step(self, step: int) -> None:
         """One iteration of the loop."""
@@ -94,11 +107,14 @@ class Learner:
                 self.token_records.expect(step)
             self.write_batch(step, frame)
             report = self.updater.run(batch)
+        if self.world.leads:
+            self.ended = self.held_out.reason_to_end(step)
+        is_last = self.is_last(step)
         # Before the checkpoint: a run that resumes after this step must find the step's records.
         self.record(batch, report, watch)
-        if self.checkpoints.is_due(step):
+        if is_last or self.checkpoints.is_due(step):
             self.save_checkpoint(step)
-        self.finish_checkpoint(wait=step == self.config.run.num_steps)
+        self.finish_checkpoint(wait=is_last)
         if self.buffer.commit(step, checkpointed=self.checkpoints.newest):
             log.info("step %d early checkpoint: the batches since the last checkpoint are filling the buffer", step)
             if not self.checkpoints.is_pending:
@@ -172,6 +188,9 @@ class Learner:
             alarm=alarm,
             episodes=self.episodes.fields(batch),
         )
+        if self.ended:
+            row["ended"] = self.ended
+            log.info("the run ends after step %d: %s", batch.step, self.ended)
         self.between_steps = {}
         self.records.write_groups(batch.step, batch.results)
         self.records.append_metrics(row)

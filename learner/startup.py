@@ -44,6 +44,7 @@ from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.files import storing
 from bapo.runtime.run_directory.images import ImageFiles
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.rows import ended_early
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url, rollout_url
 from bapo.transport.rollout_client import RolloutClient
@@ -57,6 +58,7 @@ from learner.distributed.spawn_ranks import ASKED
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World, join, leave, lost_rank, pick_device
 from learner.export import check_export, export_last
+from learner.held_out import HeldOut
 from learner.loop import Learner
 from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
@@ -177,7 +179,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
             learner.token_records.close()
     if world.leads:
         _export(flags)
-    log.info("finished %d steps", flags.config.run.num_steps)
+    log.info("finished after step %d", learner.checkpoints.newest)
 
 
 def _export(flags: Flags) -> None:
@@ -206,6 +208,7 @@ def make_learner(
         images: those of another run directory than that of the flags.
     """
     config, run_path = flags.config, flags.run.path
+    held_out = HeldOut(config, flags.run)
     policy = load_policy(config.model.path, config, world)
     return Learner(
         config=config,
@@ -227,7 +230,7 @@ def make_learner(
             fleet=peers.fleet if peers else None,
             rollback=flags.extra.resume,
         ),
-        checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world),
+        checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world, held_out=held_out),
         buffer=SharedBuffer(peers.buffer if peers else None, world, stop),
         records=flags.run,
         telemetry=telemetry,
@@ -236,6 +239,7 @@ def make_learner(
         token_records=ResponseRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
         episodes=EpisodeReport(config.model.path),
+        held_out=held_out,
     )
 
 
@@ -311,6 +315,7 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
         step = checkpoint.state.step if checkpoint else 0
         flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
         _count_prompts(flags.run, learner.prompts)
+        learner.ended = ended_early(flags.run.read_metrics())
     if checkpoint is not None:
         checkpoint.load(learner.updater)
         log.info("resuming after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)

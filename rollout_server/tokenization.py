@@ -8,6 +8,7 @@ A worker owns one, and uses it in one thread.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,15 @@ class Tokenization:
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Texts without special tokens."""
         return list(self._tokenizer.batch_decode(sequences, skip_special_tokens=True))
+
+    def num_until_stop(self, token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
+        """Tokens of a response until one of these texts is complete; None: it has none of them."""
+
+        def has(num_tokens: int) -> bool:
+            text = self._tokenizer.decode(token_ids[:num_tokens], skip_special_tokens=False)
+            return any(each in text for each in stop)
+
+        return bisect_left(range(len(token_ids)), True, key=has) if has(len(token_ids)) else None
 
     def _encoded(self, prompt: Prompt, images: ImageReader | None) -> EncodedPrompt:
         token_ids = prompt_token_ids(self._tokenizer, prompt)

@@ -36,6 +36,7 @@ MUST_AGREE = {
     "loss.entropy_coef": "the entropy bonus",
     "rollout.temperature": "sampling",
     "rollout.top_p": "sampling",
+    "rollout.stop": "sampling",
     "rollout.max_prompt_tokens": "sampling",
     "rollout.max_response_tokens": "sampling",
     "evaluation": "the evaluation",
@@ -180,6 +181,11 @@ def read_study(path: str | Path, only: Sequence[str] = ()) -> Study:
             alike[name] = _config(file, name, file.study.seeds[0], folder, str(path))
         except ConfigError as error:
             problems += [f"{_place(text, name, str(path))}: {line}" for line in str(error).splitlines()]
+    problems += [
+        f"{_place(text, name, str(path))}: evaluation.patience: a study compares runs of one length; remove it"
+        for name, config in alike.items()
+        if config.evaluation.patience is not None
+    ]
     problems += unfair_differences(alike, {name: file.methods[name].may_differ for name in names})
     if problems:
         raise ConfigError("\n".join(problems))

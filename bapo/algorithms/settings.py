@@ -160,6 +160,11 @@ class CadenceConfig(Frozen):
         """alpha.version during step t under the paper's schedule: 1, 1, ..., v, v, ..., 2v, ..."""
         return max(1, step // self.weight_sync_interval * self.weight_sync_interval)
 
+    def is_first_after(self, version: int, every: int) -> bool:
+        """Whether a version is the first published one after a multiple of `every` steps (> 0)."""
+        before = self.synced_version(version - 1)
+        return self.is_sync_step(version) and (version - 1) // every > (before - 1) // every
+
     def min_version(self, step: int) -> int:
         """Oldest version that may sample a fresh group planned for step t."""
         return self.synced_version(max(1, step - self.max_steps_ahead))

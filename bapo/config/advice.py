@@ -18,6 +18,7 @@ CAN_BE_LOWERED: dict[str, Callable[[Config], bool]] = {
     "rollout.num_workers": lambda c: c.rollout.num_workers > 1,
     "rollout.max_groups_in_flight": lambda c: (c.rollout.max_groups_in_flight or 2) > 1,
     "checkpoint.keep_last": lambda c: c.checkpoint.keep_last > 1,
+    "checkpoint.keep_best": lambda c: c.checkpoint.keep_best > 0,
 }
 
 

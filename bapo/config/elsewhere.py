@@ -1,7 +1,7 @@
 """What to do about a key of TRL or verl that has no counterpart here: what takes its place, or plainly nothing.
 
-Keys that have a counterpart are in `names.py`. Lists: GRPOConfig of TRL 1.16 and the PPO trainer of verl 0.7
-(tests/support/peers), whose every key must have a hint.
+Keys that have a counterpart are in `names.py`. Lists: GRPOConfig of TRL 1.16 and the PPO trainer of verl 0.9
+(tests/support/peers), whose every key must have a hint. docs/options.md is the table of all of them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ class Advice(NamedTuple):
     """One answer for many keys."""
 
     text: str
-    """What the error adds to "unknown key"."""
+    """What the error adds to "unknown key". How it begins says how the option is marked in docs/options.md: "use",
+    "write" or "not needed" (have otherwise), "refused", "not there" or "not supported" (missing)."""
     trl: str
-    """Fields of TRL, which are recognized in every section."""
+    """Fields of TRL and of its `generation_kwargs`, which are recognized in every section."""
     verl: str = ""
     """Patterns of dotted keys of verl, where * stands for any text; the first that fits counts."""
 
@@ -26,14 +27,22 @@ ADVICE = (
     Advice("not there: bapo view shows where a step's time goes; profile a process with py-spy", "",
            "*.profiler.* global_profiler.*"),
     Advice("use task.reward, or a task with `rewards` (docs/your_task.md); reward_range maps [-1, 1]", "",
-           "reward_manager.* reward_model.reward_manager reward_model.reward_loop_* reward_model.use_reward_loop "
-           "reward_model.launch_reward_fn_async reward_model.num_workers"),
+           "reward_manager.* reward.reward_manager.* reward.num_workers reward_model.reward_manager "
+           "reward_model.reward_loop_* reward_model.use_reward_loop reward_model.launch_reward_fn_async "
+           "reward_model.num_workers"),
     Advice("use task.grading_timeout_s and task.grading_memory_mb: rewards run in processes of their own", "",
-           "reward_model.sandbox_fusion.*"),
+           "sandbox_fusion.* reward.sandbox_fusion.* reward_model.sandbox_fusion.*"),
     Advice("use task.reward = \"judge:rubric.toml\", a model behind an address (docs/your_task.md), or a function", "",
-           "reward_model.*"),
+           "reward_model.* reward.reward_model.*"),
+    Advice("not supported: distillation from a teacher", "", "distillation.*"),
+    Advice("not there: every run samples; bapo replay repeats a recorded step of the learner", "",
+           "skip.* *.rollout.skip_*"),
+    Advice("not needed: the buffer service holds what waits ([buffer])", "", "transfer_queue.*"),
+    Advice("use [cadence]: weight_sync_interval, max_steps_ahead; algorithm.composer decides what a batch is", "",
+           "trainer.v1.* trainer.use_v1"),
     Advice("use [loss.advantage_options] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
-           "critic.optim.* critic.model.* critic.profiler.* critic.checkpoint.* critic.*_size critic.*_size_per_gpu "
+           "critic.optim.* critic.model.* critic.fsdp.* critic.profiler.* critic.checkpoint.* critic.*_size "
+           "critic.*_size_per_gpu "
            "critic.*_len_per_gpu critic.rollout_n critic.strategy critic.enable critic.use_dynamic_bsz "
            "critic.ppo_epochs critic.grad_clip "
            "critic.shuffle critic.data_loader_seed critic.cliprange_value critic.loss_agg_mode "
@@ -52,17 +61,17 @@ ADVICE = (
     Advice('use learner.device = "cpu"', "use_cpu", "trainer.device"),
     Advice("use bapo train --resume RUN", "resume_from_checkpoint", "trainer.resume_mode trainer.resume_from_path"),
     Advice("use bapo eval; bapo train always trains", "do_train do_eval do_predict", "trainer.val_only"),
-    Advice("held-out splits are always evaluated before and after training; evaluation.every sets the steps between",
+    Advice("not needed: held-out splits are always evaluated before and after training; evaluation.every sets the rest",
            "eval_on_start eval_delay", "trainer.val_before_train"),
     Advice('use model.dtype: "bfloat16" or "float32"; float16 is not supported',
            "fp16 fp16_full_eval bf16_full_eval tf32", "*.fsdp_config.dtype *.model_dtype reward_model.rollout.dtype"),
     Advice("use learner.lr_final, the fraction of lr at the end; the schedules have no other parameters",
-           "lr_scheduler_kwargs", "*.min_lr_ratio *.num_cycles *.warmup_style"),
+           "lr_scheduler_kwargs", "*.min_lr_ratio *.num_cycles *.warmup_style *.zero_indexed_step"),
     Advice("use learner.warmup_steps, in steps", "", "*.lr_warmup_steps_ratio"),
     Advice("use run.num_steps", "", "*.total_training_steps"),
     Advice("use learner.shard_ranks and learner.num_ranks: FSDP2 is always used, and its collectives wait "
            "learner.collective_timeout_min", "fsdp fsdp_config ddp_timeout",
-           "*.fsdp_size *.nccl_timeout *.actor.strategy trainer.nnodes"),
+           "*.fsdp_size *.nccl_timeout *.actor.strategy *.fsdp_config.strategy trainer.nnodes"),
     Advice("use learner.activation_gib, what layers may keep for the backward pass", "gradient_checkpointing_kwargs"),
     Advice("use rollout.engine_options = { max_model_len = ... } (vLLM's EngineArgs); the default is "
            "max_prompt_tokens + max_response_tokens", "vllm_max_model_length", "*.rollout.max_model_len"),
@@ -89,26 +98,30 @@ ADVICE = (
            "entropy_target"),
     Advice("not there: that loss does not exist here; bapo config presets lists the methods",
            "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-           "*.policy_loss.* *.tau_pos *.tau_neg algorithm.use_pf_ppo algorithm.pf_ppo.*"),
+           "*.policy_loss.* *.tau_pos *.tau_neg *.calculate_sum_pi_squared algorithm.use_pf_ppo algorithm.pf_ppo.*"),
     Advice('use loss.aggregation = "const_len", which divides by rollout.max_response_tokens', "",
            "*.loss_scale_factor"),
     Advice("write one function that combines the rewards (examples/multi_reward); a group is normalized once, by their "
            "sum", "multi_objective_aggregation"),
-    Advice("not there: ratios need the log-probs of the whole distribution; sample with rollout.temperature",
-           "top_k min_p repetition_penalty generation_kwargs", "*.top_k *.do_sample *.ignore_eos"),
-    Advice("not there: sampling is not constrained by a grammar; check the form in the reward",
+    Advice("use evaluation.top_k = 1, which is greedy", "", "*.val_kwargs.do_sample"),
+    Advice("refused in training: the engine would sample from another distribution than that of the learner's "
+           "log-probs, and every ratio would be wrong; [evaluation] has top_k, min_p, min_tokens and penalties",
+           "top_k min_p repetition_penalty min_tokens presence_penalty frequency_penalty generation_kwargs",
+           "*.top_k *.do_sample *.ignore_eos"),
+    Advice("refused: a grammar changes the distribution, and every ratio would be wrong; check the form in the reward",
            "vllm_structured_outputs_regex"),
-    Advice("not supported: tools and conversations of several turns",
+    Advice("use [agents]: tools, environments, conversations of several turns (docs/agents.md)",
            "max_tool_calling_iterations tools environment_factory rollout_func",
-           "*.multi_turn.* *.rollout.agent.* data.tool_config_path"),
+           "*.multi_turn.* *.rollout.agent.* data.tool_config_path data.function_tool_path"),
     # -- data
     Advice("not there: every epoch is a new permutation by run.seed; algorithm.selector chooses prompts otherwise",
            "shuffle_dataset train_sampling_strategy length_column_name", "data.shuffle data.sampler.* "
            "data.validation_shuffle *.actor.shuffle critic.shuffle"),
-    Advice("use run.seed, for all randomness", "seed data_seed", "data.seed *.data_loader_seed *.fsdp_config.seed"),
+    Advice("use run.seed, for all randomness", "seed data_seed",
+           "data.seed *.data_loader_seed *.fsdp_config.seed *.rollout.seed"),
     Advice("use task.options = { prompt_column = ... }; also answer_column, images_column and extra_columns", "",
            "data.prompt_key data.image_key data.reward_fn_key"),
-    Advice("not there: a prompt longer than rollout.max_prompt_tokens is refused before the run starts; remove it from "
+    Advice("refused: a prompt that is cut asks something else; remove those longer than rollout.max_prompt_tokens from "
            "the data", "", "data.truncation data.filter_overlong_prompts data.filter_overlong_prompts_workers"),
     Advice("not there: shorten the file; held-out prompts are limited by evaluation.num_prompts", "",
            "data.train_max_samples data.val_max_samples data.val_batch_size"),
@@ -119,68 +132,82 @@ ADVICE = (
            "eval_use_gather_object prediction_loss_only batch_eval_metrics include_for_metrics",
            "data.dataloader_num_workers data.return_* data.use_shm data.image_patch_size"),
     Advice("not there: write a task (docs/your_task.md#a-task)", "", "data.custom_cls.* data.datagen.*"),
-    Advice("not supported: video", "", "data.video_key"),
+    Advice("not supported: video and audio", "", "data.video_key data.audio_key"),
     Advice("not there: the tokenizer and its chat template are those in the model's folder", "",
            "data.tokenizer *.tokenizer_path *.custom_chat_template *.skip_tokenizer_init"),
     # -- model
-    Advice("not supported: code that comes with a model; use a model type of transformers", "trust_remote_code",
+    Advice("refused: code that comes with a model is not run; use a model type of transformers", "trust_remote_code",
            "*.trust_remote_code *.external_lib"),
     Advice("not there: the model is loaded as its folder says, in float32; model.dtype is the precision of passes",
            "model_init_kwargs cast_lm_head_to_fp32 disable_dropout use_cache",
            "*.override_config *.hf_config_path *.model.use_shm"),
     Advice("use model.freeze_vision", "", "*.freeze_vision_tower"),
+    Advice("use model.max_image_pixels", "", "data.mm_processor_kwargs"),
+    Advice("refused: engines have no dropout, and every ratio would be noise (docs/lora.md)", "lora_dropout",
+           "actor_rollout_ref.model.lora.dropout*"),
     Advice("not needed: model.lora.targets chooses the layers, a vision tower is never adapted (docs/lora.md)", "",
            "*.exclude_modules *.layered_summon"),
+    Advice("not supported: plain LoRA only, merged in the engines (docs/lora.md)", "use_dora",
+           "actor_rollout_ref.model.lora.*"),
+    Advice("not supported: multi-token prediction", "", "*.mtp *.mtp.*"),
     Advice("not there: attention and log-probs have one implementation; learner.compile fuses the rest",
            "use_liger_kernel liger_kernel_config", "*.use_liger *.use_fused_kernels *.fused_kernel_options.* "
            "*.entropy_from_logits_with_chunking *.entropy_checkpointing *.tiled_mlp.* *.calculate_entropy"),
     Advice("not needed: sequences are packed without padding, and learner.logprob_chunk_tokens bounds the logits",
-           "pad_to_multiple_of average_tokens_across_devices include_num_input_tokens_seen", "*.use_remove_padding"),
+           "pad_to_multiple_of average_tokens_across_devices include_num_input_tokens_seen",
+           "*.use_remove_padding *.pad_to_length *.pad_to_length_bucket *.entropy_from_logits_chunk_size "
+           "*.use_prefix_grouper"),
     Advice("not needed: learner.microbatch_tokens bounds the memory of a pass", "auto_find_batch_size "
            "torch_empty_cache_steps", "*micro_batch_size *micro_batch_size_per_gpu *.use_dynamic_bsz "
-           "*.log_prob_use_dynamic_bsz *max_token_len_per_gpu"),
+           "*.log_prob_use_dynamic_bsz *max_token_len_per_gpu trainer.balance_batch"),
     Advice("not there: weights and moments stay on their device; shard them with learner.num_ranks", "deepspeed "
            "ds3_gather_for_generation accelerator_config", "*.param_offload *.optimizer_offload *.offload_policy "
            "*.enable_activation_offload *.wrap_policy.* *.reshard_after_forward *.forward_prefetch *.use_orig_params "
-           "*.forward_only"),
+           "*.forward_only *.use_no_sync_for_gradient_accumulation"),
     Advice("not supported: tensor or sequence parallelism of the learner; FSDP2 shards it (learner.num_ranks)",
-           "parallelism_config", "*.ulysses_sequence_parallel_size"),
-    Advice("not there: learner ranks use FSDP2, not DDP",
+           "parallelism_config", "*.ulysses_sequence_parallel_size *.turbo_config.*"),
+    Advice("not needed: learner ranks use FSDP2, not DDP",
            "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend "
            "local_rank"),
-    Advice("AdamW always, with eps 1e-8; its settings are in [learner]",
+    Advice("not there: AdamW always, with eps 1e-8; its settings are in [learner]",
            "optim_args adam_epsilon optim_target_modules",
            "*.optimizer *.optimizer_impl *.override_optimizer_config"),
     Advice("not there: the loss has no such term", "label_smoothing_factor neftune_noise_alpha router_aux_loss_coef"),
     Advice("use run.deterministic", "full_determinism", "*.full_determinism"),
     Advice("not needed: every worker samples with vLLM", "use_transformers_paged use_transformers_continuous_batching "
            "transformers_continuous_batching_config cache_implementation",
-           "*.rollout.name *.rollout.mode *.engine_kwargs.sglang *.rollout.load_format *.rollout.logprobs_mode "
-           "*.calculate_log_probs *.update_weights_bucket_megabytes"),
+           "*.rollout.name *.rollout.mode *.engine_kwargs.sglang *.engine_kwargs.trtllm *.rollout.load_format "
+           "*.rollout.logprobs_mode *.calculate_log_probs *.rollout.scheduling_policy *.router_config_path"),
+    Advice("use rollout.weight_transfer", "", "*.checkpoint_engine.* *.update_weights_bucket_megabytes"),
+    Advice("use rollout.num_workers and max_workers", "", "*.rollout.nnodes *.rollout.n_gpus_per_node"),
+    Advice("not supported: engines that only prefill or only decode", "", "*.disaggregation.*"),
     Advice("use rollout.max_prompt_tokens and rollout.max_response_tokens", "",
            "*.rollout.prompt_length *.rollout.response_length"),
-    Advice("quantized sampling is not supported", "", "*.quantization *.quantization_config_file"),
-    Advice("not there: routing of experts is not replayed", "", "*.router_replay.* *.enable_rollout_routing_replay"),
+    Advice("use algorithm.online_filter, or preset = \"dapo\"", "", "algorithm.filter_groups.*"),
+    Advice("use algorithm.group_size", "", "*.actor.rollout_n"),
+    Advice("not supported: quantized training or sampling", "",
+           "*.quantization *.quantization_config_file *.qat *.qat.*"),
+    Advice("not there: routing of experts is neither replayed nor measured", "",
+           "*.router_replay.* *.enable_rollout_routing_replay *.moe_load_balance_metrics_interval"),
     # -- checkpoints, Hub, logs
-    Advice("not there: nothing is uploaded; bapo export writes a Hugging Face folder for `hf upload`",
-           "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision "
+    Advice("not there: a run uploads nothing by itself; bapo export RUN --push-to-hub ORG/NAME does",
+           "hub_strategy hub_always_push hub_revision "
            "log_completions_hub_repo trackio_space_id trackio_bucket_id trackio_static_space_id",
            "trainer.default_hdfs_dir"),
     Advice("not there: all checkpoints hold weights, optimizer and buffer; checkpoint.every, keep_last and background",
            "save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint",
            "*.checkpoint.* trainer.del_local_ckpt_after_load trainer.max_critic_ckpt_to_keep "
            "trainer.esi_redundant_time"),
-    Advice("not there: compare checkpoints with bapo eval, and export one with bapo export",
-           "load_best_model_at_end metric_for_best_model greater_is_better"),
-    Advice("every step is recorded (RUN/metrics.jsonl, the page, [tracking]); bapo logs RUN",
+    Advice("not needed: a higher mean reward is better (evaluation.best_measure)", "greater_is_better"),
+    Advice("not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking]); bapo logs RUN",
            "logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica "
            "disable_tqdm debug skip_memory_metrics", "*.rollout.prometheus.* *.rollout.trace.*"),
-    Advice("the page shows responses: bapo view RUN", "log_multimodal num_completions_to_print log_unique_prompts",
+    Advice("use bapo view RUN: the page shows responses", "log_multimodal num_completions_to_print log_unique_prompts",
            "trainer.log_val_generations trainer.rollout_data_dir trainer.validation_data_dir"),
     # -- what remains of verl
     Advice("not there: RAY_ADDRESS connects to a cluster (docs/cluster.md)", "", "ray_kwargs.* *.ray_wait_register_*"),
     Advice("not there; [learner] and [rollout] are in docs/configuration.md", "",
-           "actor_rollout_ref.* trainer.* transfer_queue.* data.*"),
+           "actor_rollout_ref.* trainer.* data.*"),
 )  # fmt: skip
 """In the order in which patterns are tried."""
 

@@ -77,6 +77,9 @@ class CheckpointConfig(Frozen):
     """Steps. A checkpoint has weights, optimizer, data position and buffer."""
     keep_last: int = Field(3, ge=1)
     """Older checkpoints are deleted."""
+    keep_best: int = Field(0, ge=0)
+    """Also keep this many checkpoints whose weights measured best by `evaluation.best_measure`, and write one after
+    each step whose weights are measured; 0: none."""
     background: bool = True
     """The learner waits only until weights and moments are copied to host memory (12 bytes per parameter, over all
     ranks); false: until they are on disk, without the copy."""

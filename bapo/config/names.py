@@ -18,12 +18,14 @@ run.root                       |   | output_dir | trainer.default_local_dir
 run.seed                       |   | seed, data_seed | data.seed
 model.path                     |   | model_name_or_path | *model.path
 model.dtype                    |   | bf16, torch_dtype | *rollout.dtype
-model.lora.rank                |   | lora_r, r | *model.lora_rank
-model.lora.alpha               |   | lora_alpha | *model.lora_alpha
+model.lora.rank                |   | lora_r, r | *model.lora_rank, *model.lora.rank
+model.lora.alpha               |   | lora_alpha | *model.lora_alpha, *model.lora.alpha
 model.lora.rslora              |   | use_rslora |
-model.lora.targets             |   | lora_target_modules, target_modules | *model.target_modules
-model.adapter                  |   | | *model.lora_adapter_path
-task.reward                    |   | reward_funcs | custom_reward_function.path, custom_reward_function.name
+model.lora.targets             |   | lora_target_modules, target_modules | *model.target_modules, \
+*model.lora.target_modules
+model.adapter                  |   | | *model.lora_adapter_path, *model.lora.adapter_path
+task.reward                    |   | reward_funcs | reward.custom_reward_function.path, \
+reward.custom_reward_function.name, custom_reward_function.path, custom_reward_function.name
 task.options.path              |   | train_dataset, dataset_name | data.train_files
 task.options.held_out          |   | eval_dataset | data.val_files
 algorithm.batch_size           | B | per_device_train_batch_size, generation_batch_size | data.train_batch_size
@@ -37,6 +39,7 @@ rollout.max_prompt_tokens      |   | max_prompt_length | data.max_prompt_length
 rollout.max_response_tokens    |   | max_completion_length | data.max_response_length
 rollout.temperature            |   | temperature | *rollout.temperature
 rollout.top_p                  |   | top_p | *rollout.top_p
+rollout.stop                   |   | stop, stop_strings |
 rollout.engine_options         |   | vllm_gpu_memory_utilization, vllm_tensor_parallel_size | \
 *rollout.gpu_memory_utilization, *rollout.tensor_model_parallel_size
 learner.lr                     |   | learning_rate | *actor.optim.lr
@@ -64,8 +67,13 @@ shaping.overlong_filter        |   | mask_truncated_completions |
 checkpoint.every               |   | save_steps, save_strategy | trainer.save_freq
 checkpoint.keep_last           |   | save_total_limit | trainer.max_actor_ckpt_to_keep
 evaluation.every               |   | eval_steps, eval_strategy | trainer.test_freq
-evaluation.temperatures        |   | | *rollout.val_kwargs.temperature
-evaluation.splits              |   | | *rollout.val_kwargs.top_p
+checkpoint.keep_best           |   | load_best_model_at_end |
+evaluation.best_measure        |   | metric_for_best_model |
+evaluation.patience            |   | early_stopping_patience |
+evaluation.min_improvement     |   | early_stopping_threshold |
+evaluation.temperature         |   | | *rollout.val_kwargs.temperature
+evaluation.top_p               |   | | *rollout.val_kwargs.top_p
+evaluation.top_k               |   | | *rollout.val_kwargs.top_k
 evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.n
 tracking.to                    |   | report_to | trainer.logger
 tracking.project               |   | project | trainer.project_name
@@ -81,7 +89,7 @@ class KeyNames(NamedTuple):
     symbol: str
     """Symbol in the paper; empty: none."""
     trl: tuple[str, ...]
-    """Fields of TRL's GRPOConfig, AsyncGRPOConfig and ModelConfig."""
+    """Fields of TRL's GRPOConfig, AsyncGRPOConfig and ModelConfig, and keys of its `generation_kwargs`."""
     verl: tuple[str, ...]
     """Dotted keys of verl's configuration."""
 
@@ -158,12 +166,14 @@ RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
 """Key -> former value -> value."""
 
 
-_ALWAYS_VLLM = "always on: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
+_ALWAYS_VLLM = "not needed: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
 _LORA = "write [model.lora] with rank, alpha, targets, rslora (docs/lora.md)"
-_NO_QLORA = "a quantized model cannot be trained; [model.lora] keeps it in bfloat16 (docs/lora.md)"
+_NO_QLORA = "not supported: a quantized model cannot be trained; [model.lora] keeps it in bfloat16 (docs/lora.md)"
 _ADVICE = {
-    "loss_type": 'TRL\'s default "dapo" is preset = "trl-grpo"; dapo and bnpo: loss.aggregation = "token_mean", '
-    'grpo: "seq_mean_token_mean", dr_grpo: "const_len"; cispo: preset = "cispo"',
+    "loss_type": 'use loss.aggregation: "token_mean" for dapo and bnpo, "seq_mean_token_mean" for grpo, "const_len" '
+    'for dr_grpo; or preset = "trl-grpo", which is TRL\'s default "dapo", or "cispo"',
+    "top_p": "refused in training below 1.0 (rollout.top_p): the engine would sample from another distribution than "
+    "that of the learner's log-probs; [evaluation] has top_p",
     "importance_sampling_level": 'use a preset: "sequence" is preset = "gspo"',
     "scale_rewards": 'use loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"; '
     '"batch" is not there',
@@ -177,18 +187,23 @@ _ADVICE = {
     "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
     "num_train_epochs": "use run.num_steps, in learner steps",
     "warmup_ratio": "use learner.warmup_steps, in steps",
+    "load_best_model_at_end": "use checkpoint.keep_best = 1 and bapo export RUN --best",
+    "metric_for_best_model": "use evaluation.best_measure, the name of a held-out split",
+    "callbacks": "use evaluation.patience and evaluation.min_improvement for early stopping; there are no callbacks",
+    "push_to_hub": "use bapo export RUN --push-to-hub ORG/NAME",
+    "hub_model_id": "use bapo export RUN --push-to-hub ORG/NAME",
+    "hub_private_repo": "use bapo export RUN --push-to-hub ORG/NAME --private",
+    "hub_token": "use HF_TOKEN, or hf auth login, for bapo export RUN --push-to-hub ORG/NAME",
     "report_to": 'use tracking.to, such as ["wandb"]',
-    "logging_steps": "every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
-    "log_completions": "the page shows responses: bapo view RUN",
+    "logging_steps": "not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
+    "log_completions": "use bapo view RUN: the page shows responses",
     "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
     "reward_weights": "write one function that adds the rewards (examples/multi_reward)",
-    "optim": "AdamW always; its settings are in [learner]",
+    "optim": "not there: AdamW always; its settings are in [learner]",
     "use_vllm": _ALWAYS_VLLM,
     "vllm_mode": _ALWAYS_VLLM,
     "use_peft": _LORA,
     "peft_config": _LORA,
-    "lora_dropout": "none here: engines have no dropout, and every ratio of the loss would be noise (docs/lora.md)",
-    "use_dora": "not supported: plain LoRA only (docs/lora.md)",
     "modules_to_save": "not supported: only adapters train (docs/lora.md)",
     "lora_modules_to_save": "not supported: only adapters train (docs/lora.md)",
     "load_in_4bit": _NO_QLORA,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bapo.algorithms.settings import MAX_SECONDS, Frozen
 from bapo.core.addresses import bare_host
 from bapo.core.call_limits import MAX_REQUESTS
+from bapo.core.types import SAMPLING, Sampling
 
 
 def _distinct_indices(indices: tuple[int, ...]) -> tuple[int, ...]:
@@ -19,6 +20,40 @@ def _distinct_indices(indices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 GpuIndices = Annotated[tuple[int, ...], AfterValidator(_distinct_indices)]
+StopTexts = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
+
+
+class SamplingConfig(Frozen):
+    """How held-out responses are sampled; null: as for all splits, for these as `rollout` says, or without it."""
+
+    temperature: float | None = Field(None, gt=0)
+    """Of sampling; greedy is `top_k = 1`."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus."""
+    top_k: int | None = Field(None, ge=0)
+    """Only the k most likely tokens; 0: all."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """Only tokens with at least this share of the probability of the most likely one; 0: all."""
+    min_tokens: int | None = Field(None, ge=0)
+    """No end before this many tokens."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """At most `rollout.max_response_tokens`."""
+    repetition_penalty: float | None = Field(None, gt=0)
+    """Divides the positive logits of tokens in prompt and response, multiplies the negative ones; 1: off."""
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    """Subtracted from the logits of tokens in the response; 0: off."""
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    """The same for each occurrence; 0: off."""
+    stop: StopTexts | None = None
+    """As `rollout.stop`."""
+
+    def over(self, others: SamplingConfig) -> dict[str, Any]:
+        """Sampling value -> this one's, else the other's."""
+        own = ((name, getattr(self, name)) for name in SAMPLING)
+        return {name: getattr(others, name) if value is None else value for name, value in own}
 
 
 class RolloutConfig(Frozen):
@@ -38,6 +73,8 @@ class RolloutConfig(Frozen):
     """0.01 to 2 in vLLM; rollout log-probs are those of the tempered distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
     """The importance ratios of eq. 3 require 1.0."""
+    stop: StopTexts = ()
+    """Texts that end a response, which keeps them: `["</answer>"]`. It is graded with them, and is not truncated."""
     generation_budget: int | None = Field(None, ge=1)
     """Partial rollouts: tokens of a fresh response per policy version; it resumes with the next weights, or when
     nothing else is to be sampled. null: off."""
@@ -85,6 +122,12 @@ class RolloutConfig(Frozen):
         """Tokens of the longest prompt and its longest response together."""
         return self.max_prompt_tokens + self.max_response_tokens
 
+    def sampling(self, asked: Sampling | SamplingConfig) -> dict[str, Any]:
+        """Sampling value -> what a request or an evaluation asks for, else the run's; without those that are off."""
+        own = ((name, getattr(asked, name)) for name in SAMPLING)
+        found = {name: getattr(self, name, None) if value is None else value for name, value in own}
+        return {name: value for name, value in found.items() if value not in (None, ())}
+
     @model_validator(mode="after")
     def workers_fit(self) -> Self:
         if self.num_workers > self.max_workers:
@@ -95,7 +138,7 @@ class RolloutConfig(Frozen):
         if self.top_p < 1:
             raise ValueError(
                 f"top_p = {self.top_p}: the learner's log-probs are over the whole vocabulary, so the importance "
-                "ratios of eq. 3 would be wrong; set top_p = 1.0"
+                "ratios of eq. 3 would be wrong; set top_p = 1.0 (evaluation.top_p may be lower)"
             )
         if self.engine_options.get("enable_sleep_mode"):
             raise ValueError(

@@ -19,7 +19,7 @@ from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import LossConfig, ShapingConfig
-from bapo.config.rollout import RolloutConfig
+from bapo.config.rollout import RolloutConfig, SamplingConfig
 from bapo.config.sft import SftConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
@@ -142,21 +142,16 @@ class TaskConfig(Frozen):
         return self
 
 
-class SplitConfig(Frozen):
+class SplitConfig(SamplingConfig):
     """How one held-out split is measured; what is null is as for all."""
 
     num_samples: int | None = Field(None, ge=1, le=MAX_RESPONSES)
     """Responses per prompt: 32 is avg@32."""
-    temperature: float | None = Field(None, gt=0)
-    """Of sampling."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    """Nucleus."""
-    max_response_tokens: int | None = Field(None, ge=1)
-    """At most `rollout.max_response_tokens`."""
 
 
-class EvaluationConfig(Frozen):
-    """Held-out evaluation. It never changes alpha (docs/paper.md, Decisions)."""
+class EvaluationConfig(SamplingConfig):
+    """Held-out evaluation. It never changes alpha (docs/paper.md, Decisions). A sampling value that is null is that of
+    `rollout`, or off."""
 
     every: int = Field(25, ge=0)
     """Steps, rounded up to the next weight update; 0: only before and after training."""
@@ -167,14 +162,20 @@ class EvaluationConfig(Frozen):
     num_samples: int = Field(2, ge=1, le=MAX_RESPONSES)
     """Responses per prompt."""
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
-    """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `top_p`,
-    `max_response_tokens`; the last three default to those of `rollout`."""
+    """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `stop` and so on."""
     temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
     """Further temperatures at which splits are measured before and after training, as `SPLIT@0.3`: a model that only
     became more deterministic does not exceed the base model at its best temperature."""
     at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     """Numbers of training responses at which the weights are measured as after training, to compare methods at equal
     responses."""
+    best_measure: str | None = None
+    """What the best weights are chosen by: a split, or SPLIT@TEMPERATURE, which is then measured during the run, too;
+    null: the first split."""
+    patience: int | None = Field(None, ge=1)
+    """End the run after this many measurements of `best_measure` in a row without an improvement; null: never."""
+    min_improvement: float = Field(0.0, ge=0, lt=1)
+    """A higher mean reward counts as an improvement if it is higher by more than this (0.01: one point)."""
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics."""
 
@@ -193,7 +194,7 @@ class EvaluationConfig(Frozen):
 
     def _of_split(self, split: str) -> SplitConfig:
         own = self.splits.get(split, SplitConfig())
-        return own.model_copy(update={"num_samples": own.num_samples or self.num_samples})
+        return own.model_copy(update={"num_samples": own.num_samples or self.num_samples, **own.over(self)})
 
     def require_splits(self, known: Sequence[str]) -> None:
         """Raises: ConfigError for settings of a split that the task does not have."""
@@ -203,6 +204,14 @@ class EvaluationConfig(Frozen):
                     f"evaluation.splits.{split}: the task has no such held-out split{did_you_mean(split, known)}; it "
                     f"has {', '.join(known) or 'none'}"
                 )
+        names, best = [*self.measurements(known)], self.best_measure
+        if best is not None and best not in names:
+            raise ConfigError(
+                f"evaluation.best_measure = {best!r} is not measured{did_you_mean(best, names)}; the run measures "
+                f"{', '.join(names) or 'nothing'}"
+            )
+        if self.patience is not None and not names:
+            raise ConfigError("evaluation.patience: the task has no held-out split, so nothing is measured; remove it")
 
 
 class SchedulerConfig(Frozen):
@@ -348,12 +357,7 @@ class Config(Frozen):
                 f"learner.num_ranks = {self.learner.num_ranks} is not a multiple of learner.shard_ranks = "
                 f"{self.learner.shard_ranks}, the ranks of one replica"
             )
-        for split, own in self.evaluation.splits.items():
-            if (own.max_response_tokens or 0) > self.rollout.max_response_tokens:
-                raise ValueError(
-                    f"evaluation.splits.{split}.max_response_tokens = {own.max_response_tokens} is more than "
-                    f"rollout.max_response_tokens = {self.rollout.max_response_tokens}, which engines have room for"
-                )
+        self._evaluations_fit()
         cache = self.shaping.overlong_cache
         if cache is not None and cache > self.rollout.max_response_tokens:
             raise ValueError(
@@ -365,6 +369,42 @@ class Config(Frozen):
             raise ValueError(
                 f"learner.microbatch_tokens = {self.learner.microbatch_tokens} is less than one sequence of "
                 f"{longest} tokens (max_prompt_tokens + max_response_tokens); use at least {longest}"
+            )
+        return self
+
+    def _evaluations_fit(self) -> None:
+        room, evaluation = self.rollout.max_response_tokens, self.evaluation
+        for split in (None, *evaluation.splits):
+            name, asked = "evaluation", evaluation.over(evaluation)
+            if split is not None:
+                name, asked = f"evaluation.splits.{split}", evaluation.splits[split].over(evaluation)
+            most = asked["max_response_tokens"] or room
+            if most > room:
+                raise ValueError(
+                    f"{name}.max_response_tokens = {most} is more than rollout.max_response_tokens = {room}, which "
+                    "engines have room for"
+                )
+            if (asked["min_tokens"] or 0) > most:
+                raise ValueError(
+                    f"{name}.min_tokens = {asked['min_tokens']} is more than the {most} tokens that a response may "
+                    "have (max_response_tokens)"
+                )
+
+    @model_validator(mode="after")
+    def the_best_is_measured(self) -> Self:
+        for key, is_set in (
+            ("checkpoint.keep_best", self.checkpoint.keep_best > 0),
+            ("evaluation.patience", self.evaluation.patience is not None),
+        ):
+            if is_set and self.evaluation.every == 0:
+                raise ValueError(
+                    f"{key} with evaluation.every = 0: nothing is measured during the run; set evaluation.every to the "
+                    f"steps between measurements, or remove {key}"
+                )
+        if self.run.deterministic and self.evaluation.patience is not None:
+            raise ValueError(
+                "run.deterministic with evaluation.patience: the last step would depend on when a measurement arrives; "
+                "remove one of the two"
             )
         return self
 

@@ -69,6 +69,7 @@ PROMPT_ID = r"[!-~]{1,128}"
 """No spaces: ids are part of the space-separated string that compares a group with its request."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 """Lua has doubles for numbers."""
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
@@ -113,7 +114,26 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         require_plain(self.answer, f"prompt {self.prompt_id}: its answer")
 
 
-class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How an evaluation samples; None: as `rollout` says, or without it. What trains is always sampled as that says."""
+
+    temperature: Annotated[float, Meta(gt=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    min_p: Share | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    max_response_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] | None = None
+
+
+SAMPLING = Sampling.__struct_fields__
+"""Names of what an evaluation may sample otherwise."""
+
+
+class RolloutRequest(Sampling, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request for one group.
 
     QUEUED --claim--> LEASED --push of the group--> DONE
@@ -135,10 +155,6 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Which evaluation it belongs to; empty for training."""
     attempts: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """How often it was handed out before."""
-    temperature: Annotated[float, Meta(gt=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    max_response_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
-    """How an evaluation samples; None: as `rollout` says. What trains is always sampled so."""
 
     def __post_init__(self) -> None:
         purpose_of(self.purpose)
@@ -148,7 +164,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Why no buffer issues such a request; empty if it does."""
         if self.purpose is Purpose.EVALUATE:
             return "" if self.label else "an evaluation needs a label, by which it is collected and deleted"
-        if (self.temperature, self.top_p, self.max_response_tokens) != (None, None, None):
+        if any(getattr(self, name) is not None for name in SAMPLING):
             return "only an evaluation may be sampled otherwise than its run"
         return "" if self.group_size >= 2 else f"group_size must be at least 2, got {self.group_size}"
 

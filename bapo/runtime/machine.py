@@ -110,7 +110,8 @@ def run_bytes(config: Config, parameters: int) -> int:
     """Disk space: kept checkpoints, one being written, the exported model, and two files of published weights."""
     update = update_bytes(config, parameters)
     one = trained_bytes(config, parameters) + update
-    return (config.checkpoint.keep_last + 1) * one + 4 * sent_parameters(config, parameters) + 2 * update
+    kept = config.checkpoint.keep_last + config.checkpoint.keep_best
+    return (kept + 1) * one + 4 * sent_parameters(config, parameters) + 2 * update
 
 
 def resident_bytes(config: Config) -> int:

@@ -51,6 +51,8 @@ def sampling_problems(config: Config) -> Iterator[str]:
 
 def _temperatures(config: Config) -> Iterator[tuple[str, float]]:
     yield "rollout.temperature", config.rollout.temperature
+    if config.evaluation.temperature is not None:
+        yield "evaluation.temperature", config.evaluation.temperature
     for index, temperature in enumerate(config.evaluation.temperatures):
         yield f"evaluation.temperatures[{index}]", temperature
     for split, own in config.evaluation.splits.items():

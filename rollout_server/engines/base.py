@@ -46,6 +46,13 @@ class Completion:
     """Limit per continuation; one that reaches it is truncated."""
     temperature: float
     top_p: float
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """As in `bapo.core.types.Sampling`."""
     seed: int | None = None
     """Of the call; None: of the engine."""
     images: tuple[tuple[str, Patches], ...] = ()

@@ -9,7 +9,8 @@ Each prompt has a fixed difficulty in [0, 1]; the skill rises with the clock, so
     p(correct) = clip((skill - difficulty) / spread + 1/2, 0, 1),    skill = skill_start + skill_gain * (clock - 1)
 
 Covers: texts that the task's own verifier grades, token ids and log-probs of a learner's vocabulary, latency, crashes.
-Does not cover: texts that decode from the token ids; weights (an update only sets the version).
+Does not cover: texts that decode from the token ids, and what ends at one; how a request is to be sampled; weights (an
+update only sets the version).
 """
 
 from __future__ import annotations
@@ -229,6 +230,10 @@ class CharacterTokenization(Tokenization):
     def encode_response(self, text: str) -> Int32s:
         """[L] ids, up to the length limit."""
         return self._ids(text or " ")[: self._max_tokens]
+
+    def num_until_stop(self, token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
+        """None: tokens have no texts."""
+        return None
 
     def _ids(self, text: str) -> Int32s:
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4")

@@ -83,6 +83,10 @@ ARGUMENTS_ON_CPUS: Mapping[str, Any] = {
 SMALL = 100_000_000
 """Parameters of a model that is not worth compiling for on a GPU: it took 63 of 77 seconds of an engine's start (0.6 B
 on one H200, docs/gpus.md). Where the gain begins was not measured."""
+AS_ASKED = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+"""Sampling values with one name here and in vLLM."""
 CANARY_ID = "canary"
 CANARY_PRIORITY = -1
 """Ahead of all other requests, which have 0; responses that vLLM has preempted keep their place among these."""
@@ -145,11 +149,14 @@ class VllmEngine:
         """Raises: ContractError if vLLM refuses it."""
         sampling = self._sampling.clone()
         sampling.n, sampling.max_tokens = completion.num, completion.max_tokens
-        sampling.temperature, sampling.top_p = completion.temperature, completion.top_p
+        for name in AS_ASKED:
+            setattr(sampling, name, getattr(completion, name))
+        sampling.min_tokens = min(completion.min_tokens, completion.max_tokens)
         if completion.seed is not None:
             sampling.seed = completion.seed  # vLLM adds the response's place among the `num`
-        if completion.stop:  # found in the text, so that this call is detokenized
+        if completion.stop:  # found in the text, so that this call is detokenized, with the special tokens
             sampling.stop, sampling.detokenize = list(completion.stop), True
+            sampling.skip_special_tokens = False
         self._add(completion.call_id, list(completion.token_ids), sampling, completion.images)
 
     def abort(self, call_id: str) -> None:

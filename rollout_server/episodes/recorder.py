@@ -101,14 +101,15 @@ class Recorder:
 
     async def _completed(self, handle: Handle, call: ModelCall, found: Continuation, max_tokens: int) -> Reply:
         request, rollout = handle.group.request, self._config.rollout
+        sampling = rollout.sampling(request)
+        del sampling["max_response_tokens"]  # one of the limits of `max_tokens`
         completion = Completion(
             call_id=f"{request.request_id}/{handle.episode.index}/{uuid.uuid4().hex}",
             token_ids=found.token_ids,
             max_tokens=max_tokens,
-            temperature=request.temperature or rollout.temperature,
-            top_p=request.top_p or rollout.top_p,
-            stop=call.stop,
+            stop=(*sampling.pop("stop", ()), *call.stop),
             context=request,
+            **sampling,
         )
         began = time.monotonic()
         completed = await self._engines.generate(

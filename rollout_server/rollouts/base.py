@@ -65,17 +65,16 @@ class RolloutProgram(Protocol):
 
 def completion_of(request: RolloutRequest, prompt: EncodedPrompt, config: Config) -> Completion:
     """The call that samples all responses of a request."""
-    rollout, most = config.rollout, request.max_response_tokens
+    sampling, most = config.rollout.sampling(request), config.rollout.max_response_tokens
     return Completion(
         call_id=request.request_id,
         token_ids=prompt.token_ids,
         num=request.group_size,
-        max_tokens=rollout.max_response_tokens if most is None else min(most, rollout.max_response_tokens),
-        temperature=request.temperature or rollout.temperature,
-        top_p=request.top_p or rollout.top_p,
+        max_tokens=min(sampling.pop("max_response_tokens"), most),
         seed=seed_of(config.run.seed, request.request_id) if config.run.deterministic else None,
         images=prompt.images,
         context=request,
+        **sampling,
     )
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bapo.config.tree import Config
-from bapo.core.types import Purpose, RolloutRequest
+from bapo.core.sequences import SampledSequence
+from bapo.core.types import Outcome, Purpose, RolloutRequest
 from rollout_server.engines.base import Completion
 from rollout_server.rollouts.base import Rollout, completion_of, sampled
 from rollout_server.rollouts.segment_files import SegmentFiles
@@ -105,11 +106,16 @@ class Segmented:
             parts.append(asyncio.ensure_future(sampled(self._sampler, part)))
         try:
             for row, found in zip(rows, await asyncio.gather(*parts), strict=True):
-                sequences[row] = sequences[row].followed_by(found.sequences[0])
+                sequences[row] = self._stopped(sequences[row].followed_by(found.sequences[0]), call.stop)
         finally:
             for begun in parts:  # if one of them is refused, the others are aborted
                 begun.cancel()
         return replace(rollout, sequences=tuple(sequences))
+
+    def _stopped(self, sequence: SampledSequence, stop: tuple[str, ...]) -> SampledSequence:
+        """The sequence until a stop text that began in an earlier segment: the engine saw only the rest of it."""
+        num_tokens = self._tokenization.num_until_stop(sequence.token_ids.tolist(), stop) if stop else None
+        return sequence if num_tokens is None else replace(sequence.first(num_tokens), outcome=Outcome.GRADED)
 
     async def _pause(self, rollout: Rollout) -> None:
         """Store a rollout, and wait for new weights, or until the engine has nothing else to sample."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bapo.algorithms.composer import Decision
@@ -14,6 +14,7 @@ from bapo.config.tree import Config
 from bapo.core.correctness import measure_of
 from bapo.core.statistics import difference, shared_means
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
+from bapo.runtime.run_directory.best import best_first, measured
 from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations
 from bapo.runtime.run_directory.recording import RecordedStep
 from bapo.runtime.run_directory.shortfall import LATEST, NEARLY_EMPTY, shortfall
@@ -251,6 +252,8 @@ def about(view: RunView) -> dict[str, Any]:
         "started_at": fields.get("started_at"),
         "ended_at": fields.get("ended_at"),
         "num_steps": config.run.num_steps,
+        "ended": view.ended,
+        "best": best_of(view.evaluations, config.evaluation.best_measure),
         "method": config.method,
         "model": config.model.path,
         "task": config.task.name,
@@ -268,6 +271,12 @@ def about(view: RunView) -> dict[str, Any]:
         "ess_warn": config.diagnostics.ess_warn,
         "age_ends": LAST_AGES,
     }
+
+
+def best_of(evaluations: Sequence[Row], name: str | None) -> dict[str, Any] | None:
+    """Which weights measured best: split, step, mean; null if fewer than two were measured."""
+    found = measured(evaluations, name)
+    return asdict(best_first(found)[0]) if len(found) > 1 else None
 
 
 def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:

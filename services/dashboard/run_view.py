@@ -27,7 +27,7 @@ from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.recording import RecordedStep
-from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, ended_early
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url
 
@@ -72,6 +72,8 @@ class RunView:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     is_complete: bool = False
     """Whether the folds include all recorded steps."""
+    ended: str = ""
+    """Why the run ended before its last step."""
     problem: str = ""
     """Why records or their groups cannot be read; empty if they can."""
 
@@ -99,7 +101,7 @@ class RunView:
         self.is_complete = True
 
     def _begin(self, generation: int) -> None:
-        self.generation, self.num_steps, self.problem = generation, 0, ""
+        self.generation, self.num_steps, self.problem, self.ended = generation, 0, "", ""
         self.evaluations = []
         self._lines = Lines(self.run.path / "metrics.jsonl", MetricsRow)
         self._measured = Lines(self.run.path / "evaluations.jsonl", EvaluationRow)
@@ -110,6 +112,7 @@ class RunView:
         for fold in self._folds.values():
             fold.advance(step)
         self.num_steps += 1
+        self.ended = ended_early([row])
 
     def _results(self, step: int) -> tuple[GroupResult, ...]:
         """Groups of a step, written before its row. () if they cannot be read, which the page reports."""

@@ -29,7 +29,7 @@ from services.evaluator.plan import (
     Measurement,
     Target,
     due_budget,
-    is_finished,
+    final_version,
     label_of,
     measurements_of,
     next_target,
@@ -72,12 +72,18 @@ class Evaluator:
             log.info("task %s has no held-out split: nothing to evaluate", self._task.name)
             return
         num_steps = self._config.run.num_steps
-        measured, budgets = self._measured_versions(), self._measured_budgets()
         for row in self._run.read_evaluations():  # from an evaluator before this one
             self._show(row)
         progress = self._buffer.progress()
+        measured, budgets = self._measured_versions(), self._measured_budgets()
         self._warn_of_missed_base(progress)
-        while not is_finished(measured, num_steps):
+        is_over = False
+        while True:
+            final = final_version(progress, num_steps)
+            if final is not None and not is_over:
+                is_over, measured = True, self._measured_versions(final)
+            if final in measured:
+                return
             target = next_target(
                 progress,
                 measured,
@@ -85,6 +91,7 @@ class Evaluator:
                 settings=self._config.evaluation,
                 cadence=self._config.cadence,
                 budget=self._due_budget(progress, budgets),
+                skips_late=self._config.checkpoint.keep_best > 0,
             )
             if target is None:
                 self._sleep(POLL_S)
@@ -104,9 +111,9 @@ class Evaluator:
                 ", ".join(sorted(names)),
             )
 
-    def _measured_versions(self) -> set[int]:
+    def _measured_versions(self, final: int | None = None) -> set[int]:
         """Versions that have a row for every measurement."""
-        ends = (BASE_VERSION, self._config.run.num_steps + 1)
+        ends = (BASE_VERSION, final)
         return {
             version
             for version, names in self._measured_names("version").items()
@@ -275,10 +282,7 @@ def evaluation_row(
             max(int(group.versions.max()) for group in groups),
         ],
         "seconds": round(_busy_seconds(groups), 3),
-        "sampling": {
-            name: getattr(measurement.settings, name) or getattr(rollout, name)
-            for name in ("temperature", "top_p", "max_response_tokens")
-        },
+        "sampling": rollout.sampling(measurement.settings),
         "majority": majority,
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }

@@ -2,8 +2,9 @@
 
 base    version 1, before training changes it        num_prompts_final per split, at all temperatures
 during  the first published version after each multiple of `every` steps        num_prompts
+        (with checkpoint.keep_best not a later one: it would have no checkpoint)
 budget  the first published version after each of `at_responses`                as base
-final   version T + 1                                as base; then the evaluator exits
+final   the last version: T + 1, or less if the run ended early     as base; then the evaluator exits
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from bapo.algorithms.settings import CadenceConfig
 from bapo.config.tree import EvaluationConfig, SplitConfig
-from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import SAMPLING, Progress, Prompt, Purpose, RolloutRequest
 
 BASE_VERSION = 1
 
@@ -52,6 +53,7 @@ def next_target(
     settings: EvaluationConfig,
     cadence: CadenceConfig,
     budget: int | None = None,
+    skips_late: bool = False,
 ) -> Target | None:
     """What to evaluate now; None to wait.
 
@@ -60,18 +62,21 @@ def next_target(
         cadence: when versions are published. After a resume the progress is the step of the checkpoint, and the
             workers get an older version.
         budget: one of `at_responses` that has been sampled and not been measured.
+        skips_late: during the run only versions that have a checkpoint with `checkpoint.keep_best`.
     A missed base (version 2 is already published) is not evaluated: its weights are gone.
     """
-    final = num_steps + 1
+    final = final_version(progress, num_steps)
     if progress.policy_version <= BASE_VERSION and progress.step <= num_steps:
         due = BASE_VERSION
-    elif progress.step > num_steps:
+    elif final is not None:
         due = final
     elif budget is not None:
         version = cadence.synced_version(progress.policy_version)
         return Target(version=version, num_prompts=settings.num_prompts_final, budget=budget)
     else:
         due = _during(cadence.synced_version(progress.policy_version), measured, settings.every)
+        if due and skips_late and not cadence.is_first_after(due, settings.every):
+            return None
     if due == 0 or due in measured:
         return None
     if due in (BASE_VERSION, final):
@@ -79,9 +84,9 @@ def next_target(
     return Target(version=due, num_prompts=settings.num_prompts, is_full=False)
 
 
-def is_finished(measured: Collection[int], num_steps: int) -> bool:
-    """Whether the final weights have been evaluated."""
-    return num_steps + 1 in measured
+def final_version(progress: Progress, num_steps: int) -> int | None:
+    """Version of the last weights, once the learner has reported the end of the run as step T + 1; None before."""
+    return progress.policy_version if progress.step > num_steps else None
 
 
 def due_budget(at_responses: Sequence[int], sampled: int, measured: Collection[int]) -> int | None:
@@ -91,9 +96,10 @@ def due_budget(at_responses: Sequence[int], sampled: int, measured: Collection[i
 
 
 def measurements_of(splits: Sequence[str], settings: EvaluationConfig, *, is_full: bool) -> dict[str, Measurement]:
-    """What is measured of some weights, by name: at additional temperatures only if it `is_full`."""
-    found = settings.measurements(splits)
-    return {name: Measurement(name, *found[name]) for name in found if is_full or name in splits}
+    """What is measured of some weights, by name: at additional temperatures only if it `is_full`, except what the best
+    weights are chosen by."""
+    found, always = settings.measurements(splits), {*splits, settings.best_measure}
+    return {name: Measurement(name, *found[name]) for name in found if is_full or name in always}
 
 
 def label_of(name: str, version: int) -> str:
@@ -121,9 +127,7 @@ def requests_of(
             step=target.version,
             min_version=target.version,
             label=label_of(measurement.name, target.version),
-            temperature=own.temperature,
-            top_p=own.top_p,
-            max_response_tokens=own.max_response_tokens,
+            **{name: getattr(own, name) for name in SAMPLING},
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -87,7 +87,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     remember(run, status="finished", exit_code=0, message="")
     if flags.verb == "train":
         _write_report(run, console)
-        console.print(summary(run, group_size=config.algorithm.group_size))
+        console.print(summary(run, config))
     else:
         console.print(evaluation_summary(run))
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from bapo.core.errors import AccessError, ConfigError, UnavailableError
 from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.run_directory.rows import last_step
 from bapo.transport.endpoints import buffer_url
 from bapo.transport.messages import BufferStatus
 from services.launcher import embedded_redis
@@ -202,5 +203,5 @@ def _check_unused(session: Session, status: BufferStatus) -> None:
 def _check_finished(session: Session, learner: Child) -> None:
     """A learner that received SIGTERM also exits with 0, but the run is not finished."""
     rows = session.run.read_metrics()
-    if not rows or rows[-1]["step"] < session.config.run.num_steps:
+    if not rows or rows[-1]["step"] < last_step(rows, session.config.run.num_steps):
         raise ChildFailedError(learner)

@@ -19,7 +19,7 @@ from bapo.core.errors import RecordError
 from bapo.core.types import Version
 from bapo.runtime.run_directory.files import Lines, locked, read_content, replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, ended_early
 from services.trackers.base import TrackedRun, Tracker, load_tracker
 
 POLL_S = 1.0
@@ -61,6 +61,7 @@ class Sender:
         self._read_from_start()
 
     def _read_from_start(self) -> None:
+        self._has_ended = False
         self._steps = Lines(self._run.path / "metrics.jsonl", MetricsRow)
         self._measured = Lines(self._run.path / "evaluations.jsonl", _MeasuredRow)
 
@@ -81,7 +82,7 @@ class Sender:
     def close(self) -> None:
         """Wait until the tracker has everything."""
         num_steps = self._tracked.config.get("run", {}).get("num_steps", 0)
-        self._tracker.close(is_complete=self._sent.steps.get(TRAINING, 0) >= num_steps)
+        self._tracker.close(is_complete=self._has_ended or self._sent.steps.get(TRAINING, 0) >= num_steps)
 
     def _read_again(self) -> None:
         """A resumed run has cut its records back to its checkpoint."""
@@ -93,6 +94,7 @@ class Sender:
 
     def _rows(self) -> Iterator[tuple[str, int, dict[str, float]]]:
         for row in self._steps.read():
+            self._has_ended = bool(ended_early([row]))
             yield TRAINING, row["step"], numbers_of(row)
         for row in self._measured.read():
             yield row["split"], row["step"], measured(row)

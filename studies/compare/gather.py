@@ -29,7 +29,7 @@ from studies.state import Results
 Row = Mapping[str, Any]
 FOLLOWING = ("preset", "run.name", "run.root", "run.seed", "task.options.seed")
 """Settings that follow from which run it is; the first seeds of two methods may differ, and the problems with them."""
-MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.max_response_tokens")
+MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.stop", "rollout.max_response_tokens")
 """Parts of the configuration that say how a run was measured."""
 
 

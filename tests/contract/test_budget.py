@@ -83,18 +83,30 @@ class Counting:
     def close(self) -> None: ...
 
 
+class Lettered(CharacterTokenization):
+    """Token 100 row + i is a letter: a, b, c, ..."""
+
+    def num_until_stop(self, token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
+        text = "".join(chr(ord("a") + token % 100) for token in token_ids)
+        ends = [text.find(each) + len(each) for each in stop if each in text]
+        return min(ends, default=None)
+
+
 class Worker:
     """What samples in segments: budget 4, limit 10."""
 
-    def __init__(self, folder: Path | None = None, engine: Counting | None = None, version: int = 1) -> None:
+    def __init__(
+        self, folder: Path | None = None, engine: Counting | None = None, version: int = 1, stop: tuple[str, ...] = ()
+    ) -> None:
         self.engine = engine or Counting()
         self.sampler = Sampler(lambda: self.engine)
         self.sampler.start()
         self.sampler.call(lambda engine: engine.load_weights("", version)).result(10.0)
         self.pauses: list[tuple[str, bool]] = []
         self._heard = asyncio.Event()
-        tokenization, files = CharacterTokenization(300, LIMIT), SegmentFiles(folder)
-        self.program = Segmented(CONFIG, tokenization, self.sampler, files=files, on_pause=self._note)
+        tokenization, files = Lettered(300, LIMIT), SegmentFiles(folder)
+        config = CONFIG.model_copy(update={"rollout": ROLLOUT.model_copy(update={"stop": stop})})
+        self.program = Segmented(config, tokenization, self.sampler, files=files, on_pause=self._note)
 
     def _note(self, request_id: str, paused: bool) -> None:
         self.pauses.append((request_id, paused))
@@ -183,6 +195,25 @@ def test_a_paused_group_waits_for_new_weights_and_others_are_sampled_meanwhile(s
         long.cancel()
 
     run(story())
+
+
+def test_a_stop_text_that_begins_in_one_segment_and_ends_in_the_next_ends_the_response(start: StartWorker) -> None:
+    worker = start(stop=("de", "x"))
+
+    async def story() -> Rollout:
+        sampling = asyncio.ensure_future(worker.program.run(REQUEST))
+        await worker.paused(1)
+        await worker.load(2)
+        return await sampling
+
+    rollout = run(story())
+    assert [row.token_ids.tolist() for row in rollout.sequences] == [
+        [*range(3)],
+        [*range(100, 105)],
+        [*range(200, 205)],
+    ]
+    assert [row.versions.tolist() for row in rollout.sequences] == [[1, 1, 1], [1, 1, 1, 1, 2], [1, 1, 1, 1, 2]]
+    assert {row.outcome for row in rollout.sequences} == {Outcome.GRADED}
 
 
 def test_a_group_that_ends_within_its_budget_is_as_without_one(start: StartWorker, tmp_path: Path) -> None:

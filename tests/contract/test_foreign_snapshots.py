@@ -119,7 +119,6 @@ def test_a_snapshot_that_no_run_has_left_changes_nothing(client: BufferClient, c
 def test_what_a_run_has_left_is_taken(client: BufferClient) -> None:
     before = bytes(client.snapshot())
     sent = changed(before, lambda index: None)
-    assert sent == before
     assert urllib3.request("POST", client.url + "/restore", body=sent, retries=False).status == 204
     assert bytes(client.snapshot()) == before
 

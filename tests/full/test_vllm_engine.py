@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from bapo.algorithms.settings import CadenceConfig
 from bapo.config.rollout import RolloutConfig
@@ -30,7 +31,7 @@ from rollout_server.weights.canary import Agreement
 from rollout_server.weights.receive import load_verified
 from tests.support.engines import Driven
 from tests.support.factories import make_request
-from tests.support.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
+from tests.support.tiny_model import EOS, perturb, reference_logprobs, save_weights, write_tiny_model
 
 TOLERANCE = 1e-4
 BLOCK_SIZE = 32
@@ -140,6 +141,81 @@ def test_an_evaluation_is_sampled_at_its_own_temperature_and_training_at_that_of
     assert len(set(map(tuple, np.split(warm.token_ids, np.cumsum(warm.lengths)[:-1])))) > 1
 
 
+def words_of(rig: Rig, token_ids: list[int]) -> str:
+    return str(rig.calls.tokenization._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def test_a_stop_text_ends_a_response_which_keeps_its_tokens_with_the_learners_log_probs(rig: Rig) -> None:
+    request = make_request(prompt_id="stopped", group_size=8)
+    stop = (*"+-*/,:", "</answer>")
+    rig.calls.submit(request, stop=stop)
+    (group,) = rig.finish()
+    ended = [row for row in sequences_of(group) if any(text in words_of(rig, row.token_ids.tolist()) for text in stop)]
+    assert ended, "one token of 31 is one of them"
+    for row in ended:
+        ids = row.token_ids.tolist()
+        assert not any(text in words_of(rig, ids[:-1]) for text in stop)
+        assert not row.truncated
+        assert any(text in rig.calls.tokenization.decode([ids])[0] for text in stop), "it is graded with the text"
+    largest = max(float(difference.max()) for difference in rig.differences([group]))
+    assert largest < TOLERANCE
+    assert np.exp(largest) == pytest.approx(1.0, abs=1e-4), "the ratio of the first step"
+
+
+def test_a_stop_text_of_several_tokens_changes_nothing_that_is_sampled_before_its_end(rig: Rig) -> None:
+    request = make_request(prompt_id="by-seed", group_size=2)
+    rig.calls.submit(request, seed=5)
+    free = [row.token_ids.tolist() for group in rig.finish() for row in sequences_of(group)]
+    stop = words_of(rig, free[0][3:6])
+    rig.calls.submit(request, seed=5, stop=(stop,))
+    stopped = [row for group in rig.finish() for row in sequences_of(group)]
+    num = next(n for n in range(1, 7) if stop in words_of(rig, free[0][:n]))
+    assert stopped[0].token_ids.tolist() == free[0][:num]
+    assert not stopped[0].truncated
+    assert rig.calls.tokenization.num_until_stop(free[0], [stop]) == num
+    assert rig.calls.tokenization.num_until_stop(free[0][: num - 1], [stop]) is None
+
+
+def test_the_text_of_a_special_token_is_a_stop_text_too(rig: Rig) -> None:
+    rig.calls.submit(make_request(prompt_id="special", group_size=64), stop=("<unk>", "<bos>"))
+    (group,) = rig.finish()
+    rows = [row.token_ids.tolist() for row in sequences_of(group)]
+    assert any(ids[-1] in (2, 3) for ids in rows)
+    assert not any({2, 3} & set(ids[:-1]) for ids in rows)
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
+def test_an_evaluation_of_the_most_likely_tokens_is_greedy(rig: Rig, asked: dict[str, Any]) -> None:
+    request = make_request(prompt_id="greedy", group_size=4)
+    rig.calls.submit(msgspec.structs.replace(request, **asked, max_response_tokens=8))
+    (group,) = rig.finish()
+    prompt, rows = group.prompt_token_ids.tolist(), [row.token_ids.tolist() for row in sequences_of(group)]
+    greedy: list[int] = []
+    while len(greedy) < 8 and greedy[-1:] != [EOS]:
+        logits = rig.learner(torch.tensor([prompt + greedy])).logits[0, -1]  # type: ignore[operator]
+        greedy.append(int(logits.argmax()))
+    assert rows == [greedy] * 4
+
+
+def test_an_evaluation_may_forbid_an_early_end_and_penalize_repetition(rig: Rig) -> None:
+    request = msgspec.structs.replace(make_request(prompt_id="long", group_size=256), temperature=2.0)
+    rig.calls.submit(request)
+    (free,) = rig.finish()
+    assert free.lengths.min() < 50
+    rig.calls.submit(msgspec.structs.replace(request, min_tokens=50))
+    (group,) = rig.finish()
+    assert group.lengths.min() >= 50
+    request = msgspec.structs.replace(request, group_size=32, max_response_tokens=20)
+    for asked in ({"repetition_penalty": 1e6}, {"presence_penalty": 2.0, "frequency_penalty": 2.0}):
+        repeated = []
+        for further in ({}, asked):
+            rig.calls.submit(msgspec.structs.replace(request, temperature=0.5, **further))
+            (group,) = rig.finish()
+            rows = [row.token_ids.tolist() for row in sequences_of(group)]
+            repeated.append(sum(len(row) - len(set(row)) for row in rows) / sum(map(len, rows)))
+        assert repeated[1] < repeated[0] / 2, asked
+
+
 def test_a_deterministic_run_samples_the_same_tokens_whatever_else_its_engine_samples(rig: Rig) -> None:
     def sample(others: int) -> list[int]:
         for i in range(others):
@@ -231,7 +307,7 @@ def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> N
         load_verified(rig.engine, other, Agreement())
 
 
-@pytest.mark.parametrize("field", [{"temperature": 2.6}, {"top_p": 1.5}, {"max_response_tokens": 0}])
+@pytest.mark.parametrize("field", [{"temperature": 2.6}, {"top_p": 1.5}, {"max_response_tokens": 0}, {"min_p": 1.5}])
 def test_a_request_that_vllm_refuses_is_refused_alone(rig: Rig, field: dict[str, Any]) -> None:
     rig.calls.submit(make_request(prompt_id="good"))
     with pytest.raises(ContractError):

@@ -246,6 +246,12 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         ("--learner.num_ranks=65", "num_ranks = 65 is more than .*use fewer ranks"),
         ("--rollout.max_response_tokens=5000", "microbatch_tokens = 4096 is less than .*use at least 5064"),
         ("--rollout.top_p=0.9", "top_p = 0.9: .*set top_p = 1.0"),
+        ("--evaluation.max_response_tokens=65", "evaluation.max_response_tokens = 65 is more than .* = 64"),
+        ("--evaluation.min_tokens=65", "evaluation.min_tokens = 65 is more than the 64 tokens"),
+        (
+            "--evaluation.min_tokens=9 --evaluation.splits.a.max_response_tokens=8",
+            "evaluation.splits.a.min_tokens = 9 is more than the 8 tokens",
+        ),
         ("--rollout.num_workers=9", "num_workers = 9 is more than max_workers = 8; set max_workers = 9"),
         ("--rollout.port=8700", "buffer.port and rollout.port are both 8700"),
         ("--buffer.url=http://h --buffer.redis_url=redis://h", "redis_url = redis://h would have no effect"),
@@ -269,6 +275,16 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
 def test_combinations_that_cannot_work_are_refused(tokens: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config([], tokens.split())
+
+
+@pytest.mark.parametrize("token", ["--rollout.stop=</answer>", '--rollout.stop=["</answer>"]'])
+def test_one_stop_text_may_be_written_without_brackets(token: str) -> None:
+    assert load_config([], [token]).rollout.stop == ("</answer>",)
+
+
+def test_an_empty_stop_text_would_end_every_response_and_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.stop"):
+        load_config([], ['--rollout.stop=["a", ""]'])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bapo.config.check import known_keys
@@ -9,8 +11,9 @@ from bapo.config.load import load_config
 from bapo.config.names import advice_for
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from tests.support.peers import stored
+from tests.support.peers import stored, table
 
+ROOT = Path(__file__).resolve().parents[2]
 TRL, VERL = stored("trl"), stored("verl")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -107,22 +110,54 @@ def test_every_key_of_verl_has_a_hint() -> None:
         ("chat_template_kwargs", "use task.options = { chat_options ="),
         ("torch_compile", "use learner.compile = true"),
         ("vllm_importance_sampling_correction", "use loss.importance_level"),
-        ("push_to_hub", "nothing is uploaded; bapo export"),
-        ("top_k", "the log-probs of the whole distribution"),
+        ("push_to_hub", "use bapo export RUN --push-to-hub ORG/NAME"),
+        ("hub_strategy", "a run uploads nothing by itself"),
+        ("load_best_model_at_end", "use checkpoint.keep_best = 1 and bapo export RUN --best"),
+        ("early_stopping_patience", "use evaluation.patience"),
+        ("top_k", "refused in training: the engine would sample from another distribution"),
+        ("rollout.min_tokens", "refused in training"),
+        ("generation_kwargs.presence_penalty", "refused in training"),
+        ("generation_kwargs.stop", "use rollout.stop"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_k", "use evaluation.top_k"),
+        ("actor_rollout_ref.rollout.val_kwargs.do_sample", "use evaluation.top_k = 1, which is greedy"),
         ("seed", "use run.seed"),
         ("learner.entropy_coef", "use loss.entropy_coef"),
         ("actor_rollout_ref.actor.use_dynamic_bsz", "learner.microbatch_tokens"),
-        ("actor_rollout_ref.rollout.val_kwargs.temperature", "use evaluation.temperatures"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature", "use evaluation.temperature"),
         ("actor_rollout_ref.model.lora_rank", "use model.lora.rank"),
-        ("actor_rollout_ref.rollout.multi_turn.enable", "not supported: tools"),
+        ("actor_rollout_ref.rollout.multi_turn.enable", "use [agents]: tools"),
         ("critic.optim.lr", "use [loss.advantage_options]"),
-        ("reward_model.model.path", "not supported: reward models"),
+        ("reward_model.model.path", 'use task.reward = "judge:rubric.toml"'),
         ("algorithm.rollout_correction.rollout_is", "use loss.importance_level"),
         ("trainer.no_such_key", "not there"),
     ],
 )
 def test_the_hint_says_what_to_write_or_that_there_is_nothing(key: str, words: str) -> None:
     assert words in hint(key)
+
+
+def test_the_table_of_options_is_of_these_lists() -> None:
+    assert table.page() == (ROOT / table.PAGE).read_text(), "run python -m tests.support.peers.table"
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("learning_rate", table.HAVE),
+        ("loss_type", table.HAVE),
+        ("actor_rollout_ref.rollout.n", table.HAVE),
+        ("fsdp", table.OTHERWISE),
+        ("gradient_accumulation_steps", table.OTHERWISE),
+        ("trainer.val_before_train", table.OTHERWISE),
+        ("top_k", table.REFUSED),
+        ("top_p", table.REFUSED),
+        ("data.truncation", table.REFUSED),
+        ("neftune_noise_alpha", table.MISSING),
+        ("critic.profiler.enable", table.MISSING),
+    ],
+)
+def test_the_mark_of_an_option_is_how_its_hint_begins(key: str, wanted: str) -> None:
+    assert table.mark(key) == wanted
 
 
 @pytest.mark.parametrize(

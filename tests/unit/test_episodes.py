@@ -338,7 +338,7 @@ def test_a_journal_that_is_not_one_of_episodes_is_refused() -> None:
 CONFIG = Config.model_validate(
     {
         "agents": {"max_turns": 3, "max_tokens": 60},
-        "rollout": {"max_prompt_tokens": 30, "max_response_tokens": 10, "temperature": 0.9},
+        "rollout": {"max_prompt_tokens": 30, "max_response_tokens": 10, "temperature": 0.9, "stop": ["|"]},
     }
 )
 
@@ -416,9 +416,10 @@ def test_a_client_that_sends_ids_continues_by_ids() -> None:
 async def test_the_runs_sampling_parameters_are_used_and_the_limits_of_all() -> None:
     agent = await an_agent(["a", "b", "c", "d"])
     await agent.call("Q", max_tokens=4)
-    await agent.call("Qa", max_tokens=99)
+    await agent.call("Qa", max_tokens=99, stop=("x",))
     first, second = agent.engines.calls
     assert (first.temperature, first.top_p, first.num) == (0.9, 1.0, 1)
+    assert (first.stop, second.stop) == (("|",), ("|", "x"))
     assert (first.max_tokens, second.max_tokens) == (4, 10)
     await agent.call("Q" * 36)
     assert agent.engines.calls[2].max_tokens == 4, "of 40 tokens of a sequence"

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from bapo.config.tree import Config, EvaluationConfig
-from bapo.core.errors import ConfigError, DeadlineError, UnavailableError
+from bapo.core.codec import request_from_map
+from bapo.core.errors import ConfigError, ContractError, DeadlineError, UnavailableError
+from bapo.core.json_values import to_map
 from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -18,8 +20,8 @@ from bapo.tasks.base import Task
 from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.loop import Evaluator
 from services.evaluator.majority import MajorityVote, majority_reward
-from services.evaluator.plan import due_budget, next_target
-from tests.support.factories import make_group, make_prompt
+from services.evaluator.plan import Target, due_budget, measurements_of, next_target, requests_of
+from tests.support.factories import make_group, make_prompt, make_request
 from tests.unit.test_scheduler import STATUS
 
 SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4, temperatures=[])
@@ -161,6 +163,39 @@ def test_a_split_has_its_own_number_of_responses_and_sampling(tmp_path: Path) ->
     rollout = config.rollout
     assert rows["easy"]["max_response_tokens"] == rollout.max_response_tokens
     assert rows["hard"] == {"temperature": 0.6, "top_p": rollout.top_p, "max_response_tokens": 100}
+
+
+def test_all_splits_have_the_sampling_of_the_evaluation_and_one_may_have_another() -> None:
+    asked = {"top_k": 20, "min_p": 0.05, "stop": ["</answer>"], "splits": {"hard": {"top_k": 1, "stop": []}}}
+    settings = EvaluationConfig.model_validate(asked)
+    found = measurements_of(("easy", "hard"), settings, is_full=True)
+    target = Target(version=3, num_prompts=1)
+    easy, hard, easy_cold, hard_cold = (
+        requests_of(target, found[name], [make_prompt()], settings)[0]
+        for name in ("easy", "hard", "easy@0.3", "hard@0.3")
+    )
+    assert (easy.top_k, easy.min_p, easy.stop, easy.temperature) == (20, 0.05, ("</answer>",), None)
+    assert (hard.top_k, hard.min_p, hard.stop) == (1, 0.05, ())
+    assert (easy_cold.top_k, easy_cold.temperature, hard_cold.top_k) == (20, 0.3, 1)
+    assert request_from_map(to_map(easy)) == easy
+    rollout = CONFIG.rollout.model_copy(update={"stop": ("\n\n",), "temperature": 0.9})
+    limits = {"top_p": 1.0, "max_response_tokens": rollout.max_response_tokens}
+    shown = [rollout.sampling(found[name].settings) for name in ("easy", "hard", "hard@0.3")]
+    assert shown == [
+        {"temperature": 0.9, "top_k": 20, "min_p": 0.05, "stop": ("</answer>",), **limits},
+        {"temperature": 0.9, "top_k": 1, "min_p": 0.05, **limits},
+        {"temperature": 0.3, "top_k": 1, "min_p": 0.05, **limits},
+    ]
+
+
+def test_a_request_of_a_version_without_these_fields_is_read_and_training_may_not_have_them() -> None:
+    fresh = to_map(make_request())
+    further = ("top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop")
+    former = {name: value for name, value in fresh.items() if name not in further}
+    assert request_from_map(former) == make_request()
+    for name, value in zip(further, (1, 0.1, 2, 1.1, 0.5, 0.5, ["x"]), strict=True):
+        with pytest.raises(ContractError, match="only an evaluation"):
+            request_from_map({**former, name: value})
 
 
 def test_further_temperatures_are_measured_before_and_after_training_only(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from bapo.cli.app import app
 from bapo.cli.buffer import inspect
+from bapo.config.tree import Config
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.summary import summary
 from services.launcher.display.table import render
@@ -55,7 +56,7 @@ def test_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDirectory.create(Path("run"))
     for row in TRUNCATED:
         run.append_metrics(row)
-    text = "\n".join(drawn(summary(run, group_size=8), 120)) + "\n"
+    text = "\n".join(drawn(summary(run, Config()), 120)) + "\n"
     check("summary", text.replace(str(tmp_path), "FOLDER"))
 
 

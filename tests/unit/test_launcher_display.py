@@ -202,7 +202,7 @@ def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summar
     run.update_run(counters=COUNTERS)
     for row in TRUNCATED:
         run.append_metrics(row)
-    ended = "\n".join(drawn(summary(run, group_size=8), 400))
+    ended = "\n".join(drawn(summary(run, Config()), 400))
     for what, sentence in LOST:
         assert sentence in table
         assert output.getvalue().count(f"{what}: {sentence}") == 1

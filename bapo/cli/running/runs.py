@@ -20,8 +20,9 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.auth.token_store import set_of_run
+from bapo.runtime.run_directory.best import best_first, measured
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
-from bapo.runtime.run_directory.rows import pace_s
+from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 """`status` in run.json -> displayed state; other values depend on whether the launcher is alive."""
@@ -48,6 +49,14 @@ class RunState:
     """The same of each split."""
     measures: Mapping[str, str] = field(default_factory=dict)
     """Of each split: "accuracy" or "mean reward"."""
+    ended: str | None = None
+    """Why it ended before its last step (`evaluation.patience`)."""
+    best_step: int | None = None
+    """Step after which the weights measured best; None if only one was measured. 0: the base model."""
+    best_mean: float | None = None
+    """Their mean reward on `best_split`, over the prompts that all measurements have."""
+    best_split: str | None = None
+    """By which the best weights are chosen: `evaluation.best_measure`."""
     page: str | None = None
     """URL of the web page of a running run."""
     updated_at: float = 0.0
@@ -80,7 +89,7 @@ def runs(
     elif not found:
         typer.echo(f"no runs in {root}; start one with bapo train")
     else:
-        names = ("run", "state", "step", "held-out", "page", "updated")
+        names = ("run", "state", "step", "held-out", "best", "page", "updated")
         make_console().print(table(names, [_row(run) for run in found], ids=("run", "state", "page")))
 
 
@@ -114,8 +123,12 @@ def state_of(run: RunDirectory) -> RunState:
     except BapoError:
         return RunState(name=run.name, path=str(run.path), state="unreadable")
     has_launcher = fields.get("status") is not None
-    state = state_name(run, fields) if has_launcher else _external_state(metrics, config.run.num_steps)
+    state = (
+        state_name(run, fields) if has_launcher else _external_state(metrics, last_step(metrics, config.run.num_steps))
+    )
     latest = [row for row in evaluations if row["version"] == evaluations[-1]["version"]]
+    found = measured(evaluations, config.evaluation.best_measure)
+    best = best_first(found)[0] if len(found) > 1 else None
     return RunState(
         name=run.name,
         path=str(run.path),
@@ -125,6 +138,10 @@ def state_of(run: RunDirectory) -> RunState:
         accuracy=sum(row["accuracy"] for row in latest) / len(latest) if latest else None,
         accuracies={row["split"]: row["accuracy"] for row in latest},
         measures={row["split"]: measure_of(evaluations, row["split"]) for row in latest},
+        ended=ended_early(metrics) or None,
+        best_step=best.step if best else None,
+        best_mean=best.mean if best else None,
+        best_split=best.split if best else None,
         page=(fields.get("addresses") or {}).get("dashboard_url") if state == "running" else None,
         updated_at=_updated_at(run),
     )
@@ -160,8 +177,9 @@ def _row(run: RunState) -> dict[str, Any]:
     return {
         "run": run.path,
         "state": run.state,
-        "step": f"{run.step}/{run.num_steps}" if run.num_steps else None,
+        "step": f"{run.step}/{run.num_steps}{', ended early' if run.ended else ''}" if run.num_steps else None,
         "held-out": ", ".join(_measured(run, split) for split in run.accuracies) or None,
+        "best": None if run.best_mean is None else f"{percent(run.best_mean)} at step {run.best_step}",
         "page": run.page,
         "updated": f"{duration(time.time() - run.updated_at)} ago" if run.updated_at else None,
     }
@@ -188,6 +206,10 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
         yield "speed", f"{latest['step_s']:.2f} s per step, {count(latest['tokens_per_s'])} tokens/s"
         if latest.get("warning"):
             yield "warning", str(latest["warning"])
+    if state.ended:
+        yield "ended", f"after step {state.step}: {state.ended}"
+    if state.best_mean is not None:
+        yield "best", f"{state.best_split} {percent(state.best_mean)} after step {state.best_step}"
     for row in _latest_evaluations(run):
         measure = measure_of(run.read_evaluations(), row["split"])
         yield "held-out", f"{row['split']} {measure} {percent(row['accuracy'])} after step {row['step']}"

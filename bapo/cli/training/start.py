@@ -53,6 +53,12 @@ def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
     """
     files, overrides = split_tokens(tokens)
     layers = [*map(file_layer, files), *override_layers(overrides)]
+    command = f"bapo train {' '.join(tokens)} --model.path models/countdown-tiny --task.name countdown"
+    refuse_unnamed_layers(layers, example or command)
+
+
+def refuse_unnamed_layers(layers: Sequence[Layer], example: str) -> None:
+    """The same of layers."""
     named = [(layer, str(layer.values["preset"])) for layer in layers if "preset" in layer.values]
     in_effect = named[-1][1] if named else None
     for layer, name in named[:-1]:
@@ -70,7 +76,7 @@ def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
         raise ConfigError(
             "\n".join(f"{where} does not set a {what}: {HOW_TO_NAME[what]}" for what in missing)
             + "\nfor example: "
-            + (example or f"bapo train {' '.join(tokens)} --model.path models/countdown-tiny --task.name countdown")
+            + example
             + "; or create a config with bapo init"
         )
 

@@ -29,6 +29,7 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.peft_config import ADAPTER_CONFIG
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.rows import ended_early
 
 WITHOUT_LORA = ("--model.lora", "null", "--model.adapter", "null")
 
@@ -107,6 +108,7 @@ def evaluate(
     Examples:
 
       bapo eval outputs/demo-001 --evaluation.num_prompts_final 200
+      bapo eval outputs/demo-001 --evaluation.top_k 1 --evaluation.temperatures [] --evaluation.num_samples 1
       bapo eval models/countdown-tiny deploy/configs/demo.toml
     """
     files, overrides = split_tokens(config or [])
@@ -177,9 +179,10 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
     resolved = load_resolved(run.config_path)
     if resolved.sft is not None:
         raise ConfigError(f"run {run.path} is supervised fine-tuning: bapo sft --resume {run.path}")
-    num_steps = resolved.run.num_steps
     if run.read_run().get("status") == "finished":
-        raise ConfigError(f"run {run.path} is finished: all {num_steps} steps are trained; start a new run")
+        num_steps, ended = resolved.run.num_steps, ended_early(run.read_metrics())
+        why = f"it ended early: {ended}" if ended else f"all {num_steps} steps are trained"
+        raise ConfigError(f"run {run.path} is finished: {why}; start a new run")
     if "--quiet" not in flags:
         say(f"resuming {run.path} {run.resume_point}")
     hand_over("train", "--run-dir", str(run.path), "--resume", *flags)

@@ -75,6 +75,7 @@ MetricsRow = msgspec.defstruct(
         ("divergences", GenericAlias(list, Cell), ()),
         ("bounds", GenericAlias(list, Bound), ()),
         ("warning", str | None, None),
+        ("ended", str | None, None),
     ],
 )
 """One line of metrics.jsonl."""
@@ -167,6 +168,16 @@ def pace_s(metrics: Sequence[Mapping[str, Any]], since: float) -> float | None:
     """
     times = [float(row["time"]) for row in metrics[-RATE_STEPS - 1 :] if row["time"] >= since]
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def ended_early(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Why the run ended before its last step, as its last row says; empty if it did not."""
+    return str(metrics[-1].get("ended") or "") if metrics else ""
+
+
+def last_step(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> int:
+    """T, or the step after which the run ended early."""
+    return int(metrics[-1]["step"]) if ended_early(metrics) else num_steps
 
 
 def object_of(data: bytes, where: str, kind: type[msgspec.Struct] | None) -> dict[str, Any]:

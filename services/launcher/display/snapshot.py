@@ -21,7 +21,7 @@ from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, pace_s
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, last_step, pace_s
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient, BufferStatus
 from bapo.transport.rollout_client import RolloutClient, WorkerStatus
@@ -80,7 +80,7 @@ class Snapshot:
         if (step_s := pace_s(self.metrics, self.since)) is None:
             return None
         base = max((row["seconds"] for row in self.evaluations if row["version"] == 1), default=0.0)
-        return float(step_s * (self.num_steps - self.step) + base)
+        return float(step_s * (last_step(self.metrics, self.num_steps) - self.step) + base)
 
 
 class Observer:

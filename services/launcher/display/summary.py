@@ -11,11 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.algorithms.composer import Reason
+from bapo.config.tree import Config
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
+from bapo.runtime.run_directory.best import best_first, measured
 from bapo.runtime.run_directory.curves import first_results
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
+from bapo.runtime.run_directory.rows import ended_early
 from bapo.runtime.run_directory.shortfall import shortfall
 from bapo.tasks.grading.pool import (
     UngradedError,
@@ -122,7 +125,7 @@ def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
     return Counter({key.partition(":")[2]: number for key, number in counters.items() if key.startswith(f"{event}:")})
 
 
-def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
+def summary(run: RunDirectory, config: Config) -> RenderableType:
     """Held-out results before and after per split, steps, rollouts and paths."""
     metrics, evaluations = run.read_metrics(), run.read_evaluations()
     parts: list[RenderableType] = [Text(f"\n{run.name} is finished", "bold green")]
@@ -134,7 +137,13 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     num_groups = _num_sampled(run)
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} wall time, including startup")
-    table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
+    table.add_row(
+        "rollouts", f"{count(num_groups * config.algorithm.group_size)} responses in {num_groups} groups for training"
+    )
+    if reason := ended_early(metrics):
+        table.add_row("ended", f"after step {metrics[-1]['step']} of {config.run.num_steps}: {reason}")
+    if best := _best(run, evaluations, config):
+        table.add_row("best", best)
     if sentence := episodes(metrics):
         table.add_row("episodes", sentence)
     for what, lost in losses_of(run):
@@ -144,6 +153,21 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     for name, value in _checkpoints(run):
         table.add_row(name, value)
     return Group(*parts, Text(), table)
+
+
+def _best(run: RunDirectory, evaluations: Sequence[Mapping[str, Any]], config: Config) -> str:
+    """Which weights measured best of several, and how to get them; empty with one or two measurements, which the table
+    of before and after has."""
+    found = measured(evaluations, config.evaluation.best_measure)
+    if len(found) < 3:
+        return ""
+    best = best_first(found)[0]
+    where = "the base model" if best.step == 0 else f"after step {best.step}"
+    has_checkpoint = best.step in run.checkpoint_steps()
+    how = f"bapo export {run.path} --best" if has_checkpoint else "no checkpoint; checkpoint.keep_best = 1 keeps it"
+    return f"{where}: {best.split} {percent(best.mean)}, the highest of {len(found)} measurements, so partly luck" + (
+        f" ({how})" if best.step else ""
+    )
 
 
 def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:

@@ -139,7 +139,8 @@ def sampling(config: Config) -> Check:
     if problems := list(sampling_problems(config)):
         return Check(name="sampling", status="fail", detail="\n".join(problems))
     rollout = config.rollout
-    temperatures = [rollout.temperature, *config.evaluation.temperatures]
+    temperatures = [rollout.temperature, *filter(None, [config.evaluation.temperature])]
+    temperatures += config.evaluation.temperatures
     detail = (
         f"temperatures {', '.join(f'{each:g}' for each in temperatures)}; at most {rollout.max_response_tokens} tokens"
     )
@@ -359,6 +360,8 @@ def data(situation: Situation) -> Check:
     try:
         task = situation.task
         config.evaluation.require_splits(task.held_out_splits)
+        if config.checkpoint.keep_best and not task.held_out_splits:
+            raise ConfigError("checkpoint.keep_best: the task has no held-out split, so nothing is measured; remove it")
         num_train = len(task.prompts("train"))
         held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)
         shown = any(prompt.images for split in situation.splits for prompt in task.prompts(split))
@@ -490,8 +493,10 @@ def disk(config: Config) -> Check:
         return Check(name="disk", status="fail", detail=f"run.root: {folder} is not writable; choose another folder")
     weights = run_bytes(config, parameters_of(config) or 0) / GIB
     status: Literal["ok", "warn"] = "ok" if free >= DISK_GIB + weights else "warn"
-    kept = f"{config.checkpoint.keep_last} checkpoints and one being written need about {weights:,.2f}"
-    cure = " or ".join([*filter(None, [lower(config, "checkpoint.keep_last")]), "use another run.root"])
+    number = config.checkpoint.keep_last + config.checkpoint.keep_best
+    kept = f"{number} checkpoints and one being written need about {weights:,.2f}"
+    fewer = lower(config, "checkpoint.keep_last", "checkpoint.keep_best")
+    cure = " or ".join([*filter(None, [fewer]), "use another run.root"])
     advice = "" if status == "ok" else f"; {cure}"
     return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")
 

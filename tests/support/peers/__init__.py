@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-VERSIONS = {"trl": "1.16.0", "verl": "0.7.0"}
+VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
 """TRL: as in benchmarks/peer_trl/requirements.txt."""
 _TRL_FIELDS = """
 import dataclasses, json

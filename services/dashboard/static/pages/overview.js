@@ -139,10 +139,10 @@ function tilesOf({ steps, index, length, run, held }) {
   const [split] = length ? measuredAt(held, at("step")) : [];
   const stale = column(steps, "staleness_x1_max");
   return [
-    ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, at("step") < run.num_steps ? `${duration(left)} left, ${duration(recent("step_s"))} per step` : `${duration(recent("step_s"))} per step`, null],
+    ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, run.ended ? "ended early" : at("step") < run.num_steps ? `${duration(left)} left, ${duration(recent("step_s"))} per step` : `${duration(recent("step_s"))} per step`, null],
     ["Mean reward", decimal(reward), before === null ? `last ${plural(Math.min(WINDOW, index + 1), "step")}` : `${signed(reward - before)} over ${WINDOW} steps`, smooth(upTo("reward_mean"))],
     split
-      ? [`Held-out ${split.split}, ${split.measure}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model` : "base model", held[0].accuracy.slice(0, split.index + 1)]
+      ? [`Held-out ${split.split}, ${split.measure}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model${run.best?.split === split.split ? `; best: ${percent(run.best.mean)} after step ${run.best.step}` : ""}` : "base model", held[0].accuracy.slice(0, split.index + 1)]
       : ["Held-out results", DASH, "not evaluated yet", null],
     ["Throughput", count(recent("tokens_per_s")), "trained tokens per second", smooth(upTo("tokens_per_s"))],
     ["Staleness, fresh", count(stale[index]), `steps, at most ${count(run.max_staleness)}`, upTo("staleness_x1_max")],
@@ -179,6 +179,7 @@ function noticesOf(known, { steps, index, length }) {
   }
   if (known.run?.status === "failed") notice(`The run has failed: ${known.run.message || "see its logs"}.`, true);
   if (known.run?.shortfall) notice(`Batches are ${known.run.shortfall}.`);
+  if (known.run?.ended) notice(`The run ended after step ${known.steps.step.at(-1)} of ${known.run.num_steps}: ${known.run.ended}.`);
   const warning = length && column(steps, "warning")[index];
   if (warning) notice(`Step ${steps.step[index]}: ${warning}.`);
   return found;

@@ -1,0 +1,125 @@
+"""The README.md of a model on the Hugging Face Hub: what was trained how, what it measured, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import bapo
+from bapo.config.load import dump_toml
+from bapo.config.tree import Config
+from bapo.core.correctness import measure_of
+from bapo.core.statistics import difference, shared_means
+from bapo.core.text import percent
+from bapo.runtime.model_files import is_hub_id
+
+LOAD_MODEL = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{repo}")
+tokenizer = AutoTokenizer.from_pretrained("{repo}")
+```"""
+LOAD_ADAPTER = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "{repo}")
+```"""
+
+
+def model_card(
+    repo: str, config: Config, step: int, evaluations: Sequence[Mapping[str, Any]], *, is_adapter: bool
+) -> str:
+    """The page of a checkpoint.
+
+    Args:
+        repo: ORG/NAME; step: of the checkpoint; is_adapter: a LoRA adapter, not a whole model.
+        evaluations: rows of evaluations.jsonl.
+    """
+    run, task, algorithm, base = config.run, config.task, config.algorithm, config.model.path
+    load = (LOAD_ADAPTER if is_adapter else LOAD_MODEL).format(repo=repo, base=base)
+    return f"""\
+---
+{_metadata(config, is_adapter=is_adapter)}---
+# {repo.partition("/")[2]}
+
+`{base}`, post-trained with reinforcement learning from verifiable rewards by BAPO {bapo.__version__}
+([paper](https://arxiv.org/abs/2602.20722)).
+
+- method: `{config.method}`, {step} of {run.num_steps} learner steps of {algorithm.batch_size} prompts x \
+{algorithm.group_size} responses, seed {run.seed}
+- base model: `{base}`
+- task: `{task.name}`{_data(task.options)}
+- reward: {f"`{task.reward}`" if task.reward else "that of the task"}
+
+## Held-out results
+
+{_results(evaluations, step)}
+## How to load it
+
+{load}
+
+## Configuration
+
+<details><summary>config.toml</summary>
+
+```toml
+{dump_toml(_public(config)).strip()}
+```
+
+</details>
+"""
+
+
+def _metadata(config: Config, *, is_adapter: bool) -> str:
+    base = config.model.path
+    named = f"base_model: {base}\n" if is_hub_id(base) else ""  # the Hub refuses the path of a folder
+    return f"library_name: {'peft' if is_adapter else 'transformers'}\n{named}tags:\n- bapo\n- reinforcement-learning\n"
+
+
+def _data(options: Mapping[str, Any]) -> str:
+    return f" with `{options['path']}`" if "path" in options else ""
+
+
+def _public(config: Config) -> Config:
+    """Without addresses in the network of the run."""
+    return config.model_copy(update={"buffer": config.buffer.model_copy(update={"redis_url": None, "url": None})})
+
+
+def _results(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
+    rows = list(_rows(evaluations, step))
+    if not rows:
+        return f"The weights after step {step} were not measured on held-out data.\n"
+    head = ("split", "measure", "prompts x responses", "base model", "this model", "change in points")
+    table = "".join(f"| {' | '.join(row)} |\n" for row in (head, ("---",) * len(head), *rows))
+    return f"{table}\n95 % intervals in brackets; the change is paired over the prompts that both measurements have.\n"
+
+
+def _rows(evaluations: Sequence[Mapping[str, Any]], step: int) -> Iterator[tuple[str, ...]]:
+    base = {row["split"]: row for row in evaluations if row["version"] == 1}
+    own = {row["split"]: row for row in evaluations if row["version"] == step + 1}
+    for split, row in own.items():
+        before = base.get(split)
+        yield (
+            split,
+            measure_of(evaluations, split),
+            f"{row['num_prompts']} x {row['num_samples']}",
+            _with_interval(before) if before else "not measured",
+            _with_interval(row),
+            _change(before, row) if before else "",
+        )
+
+
+def _with_interval(row: Mapping[str, Any]) -> str:
+    return f"{percent(row['accuracy'])} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+
+
+def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    means = shared_means([before["rewards"], after["rewards"]])
+    if len(means[0]) < 2:
+        return ""
+    change = difference(*means)
+    return f"{100 * change.mean:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"

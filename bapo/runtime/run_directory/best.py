@@ -1,0 +1,71 @@
+"""Which weights of a run measured best: for the checkpoints to keep, early stopping, tables and `bapo export --best`.
+
+Measurements are compared over the prompts that all of them have: those before and after training have more prompts.
+The best of many measurements is optimistic: its own mean is partly luck. Does not cover: correcting for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bapo.core.statistics import shared_means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Some weights, measured."""
+
+    split: str
+    step: int
+    """Number of learner steps of these weights; 0: the base model."""
+    mean: float
+    """Mean reward over the prompts that all measurements of the split have."""
+
+    @property
+    def version(self) -> int:
+        return self.step + 1
+
+
+def measured(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> list[Measured]:
+    """The measurements that weights are chosen by, in step order.
+
+    Args:
+        evaluations: rows of evaluations.jsonl.
+        name: `evaluation.best_measure`; None: the split of the first row, which is the first split of the task.
+    """
+    found: dict[int, Mapping[str, Any]] = {}
+    for row in evaluations:
+        if row.get("split") is None or row.get("accuracy") is None:  # rows of other programs may miss anything
+            continue
+        name = row["split"] if name is None else name
+        if row["split"] == name:
+            found[int(row["version"])] = row
+    rows = [found[version] for version in sorted(found)]
+    means = shared_means([row.get("rewards") or {} for row in rows]) if rows else []
+    return [
+        Measured(
+            split=row["split"],
+            step=int(row["version"]) - 1,
+            mean=sum(own) / len(own) if own else float(row["accuracy"]),  # no prompt in common
+        )
+        for row, own in zip(rows, means, strict=True)
+    ]
+
+
+def best_first(found: Iterable[Measured]) -> list[Measured]:
+    """The highest mean first; of equal ones the earlier."""
+    return sorted(found, key=lambda one: (-one.mean, one.step))
+
+
+def last_improvement(found: Sequence[Measured], min_improvement: float) -> int:
+    """Index of the last measurement that exceeded the one that did so before it by more than `min_improvement`.
+
+    Example: 0.20, 0.30, 0.305, 0.31, 0.32 with 0.01 -> 4, because 0.32 > 0.30 + 0.01, and 0.31 is not.
+    """
+    last = 0
+    for index, one in enumerate(found):
+        if one.mean > found[last].mean + min_improvement:
+            last = index
+    return last
