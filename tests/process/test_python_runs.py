@@ -83,7 +83,7 @@ def test_ctrl_c_in_a_script_stops_its_run(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert [process.stdout.readline().strip() for _ in range(2)] == [str(run.path), "1"]
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=WAIT_S)
     finally:
         if process.poll() is None:
             process.kill()

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bapo.cli.running.runs import state_of
+from bapo.config.tree import Config
 from bapo.core.correctness import has_partial_credit, pass_at_k, pass_sizes
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.overview import held_out
@@ -55,7 +56,10 @@ def test_the_table_and_the_lines_say_mean_reward(partial: RunDirectory) -> None:
 
 
 def test_the_summary_and_bapo_eval_say_mean_reward_and_pass_at_k_with_its_threshold(partial: RunDirectory) -> None:
-    for text in (drawn(summary(partial, group_size=4)), drawn(evaluation_summary(partial))):
+    for text in (
+        drawn(summary(partial, Config.model_validate({"algorithm": {"group_size": 4}}))),
+        drawn(evaluation_summary(partial)),
+    ):
         assert "17.5 %" in text
         assert "mean reward" in text
         assert "accuracy" not in text
