@@ -51,7 +51,10 @@ def test_the_example_notebook_trains_measures_and_exports(tmp_path: Path) -> Non
 
 
 SCRIPT = """
+import signal
 import bapo
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 
 def score(prompt, text):
     return 0.5
