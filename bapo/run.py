@@ -25,6 +25,7 @@ from typing import IO, Any, Self
 
 from bapo.cli.arguments import AUTO, free_name
 from bapo.cli.training.start import create_run, refuse_unnamed_layers
+from bapo.config.check import listening_sections
 from bapo.config.layers import Layer, file_layer
 from bapo.config.load import load_layers
 from bapo.core.errors import BapoError, ConfigError, DeadlineError
@@ -39,7 +40,6 @@ STOP_S = 120.0
 INTERRUPTED = 130
 REWARD_FILE = "reward.py"
 """In the run directory: the reward function of a notebook or script."""
-PORTS = ("buffer", "rollout", "learner", "scheduler", "evaluation", "dashboard")
 Source = str | Path | Mapping[str, Any]
 """A TOML file, a preset, or a config as a map of sections."""
 
@@ -57,11 +57,13 @@ def train(
     Raises: ConfigError and other errors of the checks.
     """
     sources = [config] if isinstance(config, str | Path | Mapping) else list(config)
-    layers = [Layer(source="bapo.train", values={each: {"port": 0} for each in PORTS} | {"run": {"name": AUTO}})]
-    layers += [
+    given = [
         Layer(source="the config", values=each) if isinstance(each, Mapping) else file_layer(each) for each in sources
     ]
-    layers.append(Layer(source="bapo.train", values=sections))
+    given.append(Layer(source="bapo.train", values=sections))
+    free = listening_sections(with_agents=any("agents" in layer.values for layer in given))
+    defaults: dict[str, Any] = {"run": {"name": AUTO}, **{section: {"port": 0} for section in free}}
+    layers = [Layer(source="bapo.train", values=defaults), *given]
     refuse_unnamed_layers(layers, "bapo.train(model={'path': ...}, task={'name': ...})")
     resolved = load_layers(layers).run
     path = Path(resolved.root, resolved.name)

@@ -216,7 +216,7 @@ def is_stale(record: GroupRecord, step: int, config: Config) -> bool:
     reads old tokens as context, its newest."""
     is_masked = config.rollout.stale_tokens == "mask"
     version = max(record.newest_version, record.policy_version) if is_masked else record.policy_version
-    return step - version > config.cadence.max_staleness
+    return version < config.cadence.oldest_fresh(step)
 
 
 def in_order(view: View, fresh: Sequence[GroupRecord]) -> View:

@@ -40,7 +40,7 @@ def stale_rows(batch: Batch, config: Config) -> NDArray[np.bool_]:
 def _oldest(batch: Batch, config: Config) -> int:
     """The first version that is not stale; 0: all are young enough, or were dropped before."""
     is_masked = config.rollout.stale_tokens == "mask"
-    return batch.step - config.cadence.max_staleness if is_masked else 0
+    return config.cadence.oldest_fresh(batch.step) if is_masked else 0
 
 
 def _masked_rows(entry: BatchEntry) -> NDArray[np.bool_]:

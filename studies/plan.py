@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from bapo.algorithms.settings import Frozen
-from bapo.config.check import known_keys, shown
+from bapo.config.check import known_keys, listening_sections, shown
 from bapo.config.layers import Layer, dotted, flatten, nested, preset_names
 from bapo.config.load import load_layers
 from bapo.config.tree import NAME_PATTERN, Config
@@ -103,8 +103,8 @@ def _shown(value: object) -> str:
 
 METHOD_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,39}$"
 """Part of a run's name: `bapo-without-x2` with seed 3 is the run `bapo-without-x2-s3`."""
-OWN_PORTS = ("buffer", "scheduler", "learner", "evaluation", "rollout", "dashboard")
-RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" for section in (*OWN_PORTS, "agents")))
+PORTS = [f"{section}.port" for section in listening_sections(with_agents=True)]
+RESERVED = ("preset", "run.name", "run.root", "run.seed", *PORTS)
 """What the study sets itself, for every run."""
 
 
@@ -227,8 +227,8 @@ def run_name(method: str, seed: int) -> str:
 def _config(file: StudyFile, name: str, seed: int, folder: Path, source: str) -> Config:
     method = file.methods[name]
     own: dict[str, Any] = {"run": {"name": run_name(name, seed), "root": str(folder / "runs"), "seed": seed}}
-    has_agents = "agents" in file.common or "agents" in method.settings  # a key of a section makes the section
-    own |= {section: {"port": 0} for section in (*OWN_PORTS, *(["agents"] if has_agents else []))}
+    with_agents = "agents" in file.common or "agents" in method.settings
+    own |= {section: {"port": 0} for section in listening_sections(with_agents=with_agents)}
     layers = [
         Layer(source=f"preset {method.preset}", values={"preset": method.preset}),
         Layer(source=f"{source} [common]", values=file.common),

@@ -147,6 +147,10 @@ class CadenceConfig(Frozen):
         """Maximum staleness of a fresh group."""
         return self.weight_sync_interval - 1 + self.max_steps_ahead
 
+    def oldest_fresh(self, step: int) -> int:
+        """Oldest version whose tokens are fresh enough for step t."""
+        return step - self.max_staleness
+
     @property
     def lookahead(self) -> int:
         """L: the requests of step h are enqueued this many steps before it."""

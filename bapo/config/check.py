@@ -88,6 +88,12 @@ def known_keys() -> tuple[str, ...]:
     return tuple(dotted(key) for key, _ in flatten(_with_optional(Config()).model_dump()))
 
 
+def listening_sections(*, with_agents: bool) -> list[str]:
+    """Sections with a port to listen on. Without agents not theirs: a key of a section that is null makes it."""
+    sections = [key.removesuffix(".port") for key in known_keys() if key.endswith(".port")]
+    return [section for section in sections if with_agents or section != "agents"]
+
+
 def _with_optional(section: BaseModel) -> BaseModel:
     found: dict[str, BaseModel] = {}
     for name, field in type(section).model_fields.items():

@@ -107,3 +107,12 @@ class DiagnosticsConfig(Frozen):
     texts_mb: int = Field(8, ge=1)
     """Most MB of frames per step whose texts are recorded: of the batch, and as much of untrained groups, which the
     buffer keeps until the next checkpoint."""
+
+
+class SftConfig(Frozen):
+    """Supervised fine-tuning: set by `bapo sft`, not by hand."""
+
+    data: str = ""
+    """JSONL file of conversations: `messages`, or `prompt` and `completion`."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the data, each in an order of its own."""

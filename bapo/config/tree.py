@@ -17,10 +17,9 @@ from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig
 from bapo.config.agents import AgentsConfig
 from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
-from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
+from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig, SftConfig
 from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.rollout import RolloutConfig, SamplingConfig
-from bapo.config.sft import SftConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
 from bapo.core.errors import ConfigError, did_you_mean

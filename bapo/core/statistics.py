@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Z95 = 1.959964
 """97.5 % quantile of the normal distribution."""
@@ -29,6 +30,11 @@ class Estimate:
     mean: float
     low: float
     high: float
+
+    @property
+    def in_points(self) -> str:
+        """A difference in percentage points: "+7.4 [+4.0, +10.8]"."""
+        return f"{100 * self.mean:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
 
 def estimate(prompt_means: Sequence[float]) -> Estimate:
@@ -67,6 +73,12 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
     variance = sum((change - mean) ** 2 for change in changes) / (len(changes) - 1)
     half = Z95 * math.sqrt(variance / len(changes))
     return Estimate(mean, mean - half, mean + half)
+
+
+def change(first: Mapping[str, Any], last: Mapping[str, Any]) -> Estimate | None:
+    """`difference` of two rows of evaluations.jsonl over the prompts common to both; None for fewer than two."""
+    before, after = shared_means([first["rewards"], last["rewards"]])
+    return difference(before, after) if len(before) > 1 else None
 
 
 def _effective_size(prompt_means: Sequence[float], mean: float) -> float:

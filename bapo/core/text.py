@@ -47,6 +47,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def with_interval(row: Mapping[str, Any]) -> str:
+    """The mean of a row of evaluations.jsonl with its 95 % interval: "34.2 % [31.1, 37.4]"."""
+    return f"{percent(row['accuracy'])} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+
+
 def staleness(row: Mapping[str, Any], origin: str) -> int | None:
     """Most steps between sampling and training of a step's groups of one origin; None: it has none."""
     value = row.get(f"staleness_{origin}_max") if row.get(origin) else None

@@ -1,8 +1,8 @@
 """What judges said, by the content of the question, and what it cost: one SQLite file for all graders of a machine.
 
-replies   digest -> reply                       a question is paid once, also over restarts
-calls     when, model, outcome, tokens          the ledger (`bapo reward judged`)
-turns     address -> earliest time of the next call      the rate limit of all processes together
+replies   digest -> reply                               a question is paid once, also over restarts
+calls     when, model, outcome, tokens                  the ledger (`bapo reward judged`)
+turns     address -> earliest time of the next call     the rate limit of all processes together
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from bapo.algorithms.composer import Decision
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.correctness import measure_of
-from bapo.core.statistics import difference, shared_means
+from bapo.core.statistics import change
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
-from bapo.runtime.run_directory.best import best_first, measured
+from bapo.runtime.run_directory.best import best_of
 from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations
 from bapo.runtime.run_directory.recording import RecordedStep
 from bapo.runtime.run_directory.shortfall import LATEST, NEARLY_EMPTY, shortfall
@@ -245,6 +245,7 @@ def about(view: RunView) -> dict[str, Any]:
     fields, config = view.run.read_run(), view.config
     composer = load_composer(config.algorithm)
     thresholds = composer.decides_by
+    best = best_of(view.evaluations, config.evaluation.best_measure)
     return {
         "name": config.run.name,
         "status": fields.get("status"),
@@ -253,7 +254,7 @@ def about(view: RunView) -> dict[str, Any]:
         "ended_at": fields.get("ended_at"),
         "num_steps": config.run.num_steps,
         "ended": view.ended,
-        "best": best_of(view.evaluations, config.evaluation.best_measure),
+        "best": None if best is None else asdict(best),
         "method": config.method,
         "model": config.model.path,
         "task": config.task.name,
@@ -271,12 +272,6 @@ def about(view: RunView) -> dict[str, Any]:
         "ess_warn": config.diagnostics.ess_warn,
         "age_ends": LAST_AGES,
     }
-
-
-def best_of(evaluations: Sequence[Row], name: str | None) -> dict[str, Any] | None:
-    """Which weights measured best: split, step, mean; null if fewer than two were measured."""
-    found = measured(evaluations, name)
-    return asdict(best_first(found)[0]) if len(found) > 1 else None
 
 
 def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
@@ -311,11 +306,8 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _change(first: Row, row: Row) -> list[float | None] | None:
-    before, after = shared_means([first["rewards"], row["rewards"]])
-    if row is first or len(before) < 2:
-        return None
-    found = difference(before, after)
-    return [number(value) for value in (found.mean, found.low, found.high)]
+    found = None if row is first else change(first, row)
+    return None if found is None else [number(value) for value in (found.mean, found.low, found.high)]
 
 
 def _passed(row: Row) -> float:

@@ -20,7 +20,7 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.auth.token_store import set_of_run
-from bapo.runtime.run_directory.best import best_first, measured
+from bapo.runtime.run_directory.best import best_of
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
@@ -127,8 +127,7 @@ def state_of(run: RunDirectory) -> RunState:
         state_name(run, fields) if has_launcher else _external_state(metrics, last_step(metrics, config.run.num_steps))
     )
     latest = [row for row in evaluations if row["version"] == evaluations[-1]["version"]]
-    found = measured(evaluations, config.evaluation.best_measure)
-    best = best_first(found)[0] if len(found) > 1 else None
+    best = best_of(evaluations, config.evaluation.best_measure)
     return RunState(
         name=run.name,
         path=str(run.path),

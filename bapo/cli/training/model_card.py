@@ -9,8 +9,8 @@ import bapo
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.correctness import measure_of
-from bapo.core.statistics import difference, shared_means
-from bapo.core.text import percent
+from bapo.core.statistics import change
+from bapo.core.text import with_interval
 from bapo.runtime.model_files import is_hub_id
 
 LOAD_MODEL = """\
@@ -103,23 +103,12 @@ def _rows(evaluations: Sequence[Mapping[str, Any]], step: int) -> Iterator[tuple
     own = {row["split"]: row for row in evaluations if row["version"] == step + 1}
     for split, row in own.items():
         before = base.get(split)
+        found = change(before, row) if before else None
         yield (
             split,
             measure_of(evaluations, split),
             f"{row['num_prompts']} x {row['num_samples']}",
-            _with_interval(before) if before else "not measured",
-            _with_interval(row),
-            _change(before, row) if before else "",
+            with_interval(before) if before else "not measured",
+            with_interval(row),
+            found.in_points if found else "",
         )
-
-
-def _with_interval(row: Mapping[str, Any]) -> str:
-    return f"{percent(row['accuracy'])} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-
-
-def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    means = shared_means([before["rewards"], after["rewards"]])
-    if len(means[0]) < 2:
-        return ""
-    change = difference(*means)
-    return f"{100 * change.mean:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"

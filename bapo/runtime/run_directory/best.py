@@ -59,6 +59,12 @@ def best_first(found: Iterable[Measured]) -> list[Measured]:
     return sorted(found, key=lambda one: (-one.mean, one.step))
 
 
+def best_of(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> Measured | None:
+    """The best of several measurements; None if there are fewer than two. Arguments: as `measured`."""
+    found = measured(evaluations, name)
+    return best_first(found)[0] if len(found) > 1 else None
+
+
 def last_improvement(found: Sequence[Measured], min_improvement: float) -> int:
     """Index of the last measurement that exceeded the one that did so before it by more than `min_improvement`.
 

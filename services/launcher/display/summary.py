@@ -13,8 +13,8 @@ from rich.text import Text
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
-from bapo.core.statistics import difference, shared_means
-from bapo.core.text import count, duration, percent
+from bapo.core.statistics import change
+from bapo.core.text import count, duration, percent, with_interval
 from bapo.runtime.run_directory.best import best_first, measured
 from bapo.runtime.run_directory.curves import first_results
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
@@ -186,7 +186,7 @@ def evaluation_summary(run: RunDirectory) -> RenderableType:
         table.add_column(name)
     for row in evaluations:
         numbers = (str(row["num_prompts"]), str(row["num_samples"]), percent(row["truncated_share"]))
-        table.add_row(row["split"], _with_interval(row), *numbers, f"{row['mean_tokens']:.0f}")
+        table.add_row(row["split"], with_interval(row), *numbers, f"{row['mean_tokens']:.0f}")
     return Group(table, *_passed(evaluations))
 
 
@@ -220,12 +220,8 @@ def changes(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Map
 
 def change_text(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """Paired change in percentage points over the prompts common to both rows, with its 95 % interval."""
-    before, after = shared_means([first["rewards"], last["rewards"]])
-    if len(before) < 2:
-        return "different prompts"
-    change = difference(before, after)
-    low, high = (f"{100 * value:+.1f}" for value in (change.low, change.high))
-    return f"{100 * change.mean:+.1f} [{low}, {high}]"
+    found = change(first, last)
+    return "different prompts" if found is None else found.in_points
 
 
 def over_best_base(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -251,19 +247,15 @@ def _before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> RenderableTyp
         table.add_column(name, overflow="fold")
     moved = {split for split, _, _ in changes(evaluations)}
     for split, first, last in changes(evaluations):
-        table.add_row(split, _with_interval(first), _with_interval(last), change_text(first, last))
+        table.add_row(split, with_interval(first), with_interval(last), change_text(first, last))
     for row in evaluations:
         if row["split"] not in moved:
-            table.add_row(row["split"], _with_interval(row), "not evaluated", "")
+            table.add_row(row["split"], with_interval(row), "not evaluated", "")
     measure = measure_of(evaluations)
     caption = f"{measure}, 95 % intervals in brackets; the change is over the prompts common to both evaluations"
     passed = _passed([one for _, *both in changes(evaluations) for one in both]) if measure == MEAN_REWARD else ()
     lines = (Text(line) for line in over_best_base(evaluations))
     return Group(table, *lines, Text(caption, "bright_black"), *passed)
-
-
-def _with_interval(row: Mapping[str, Any]) -> str:
-    return f"{percent(row['accuracy'])} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
 
 
 def _num_sampled(run: RunDirectory) -> int:
