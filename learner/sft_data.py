@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,11 @@ from bapo.core.errors import ConfigError
 from bapo.core.sequences import SampledSequence, group_columns
 from bapo.core.turns import FROM_NOTHING, FROM_PROMPT, Turns
 from bapo.core.types import Batch, BatchEntry, Group, Origin, Outcome, Prompt, Purpose, Timing
+from bapo.tasks.base import ASSISTANT
+from bapo.tasks.data_files import Row, read_rows
 
 log = logging.getLogger(__name__)
 
-ASSISTANT = "assistant"
 TASK = "sft"
 
 NO_BUFFERS = {"num_bad": 0, "num_high": 0}
@@ -40,36 +40,16 @@ Trained = tuple[list[int], list[int]]
 """(all ids before a message of the assistant, its own ids)."""
 
 
-def num_rows(path: str) -> int:
-    """Conversations of a file. Raises: ConfigError."""
-    return sum(1 for _ in read_rows(path))
-
-
-def read_rows(path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line, row) of each row. Raises: ConfigError that names the line."""
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _row(path, number, line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-
-
-def _row(path: str, number: int, line: str) -> Mapping[str, Any]:
-    try:
-        row: Any = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{path}:{number}: not JSON: {error}") from error
-    fields: Mapping[str, Any] = row if isinstance(row, dict) else {}
-    if _is_conversation(fields.get("messages")) or all(
-        isinstance(fields.get(name), str) for name in ("prompt", "completion")
-    ):
-        return fields
-    raise ConfigError(
-        f'{path}:{number}: expected {{"messages": [...]}} with texts and a message of the assistant, or '
-        f'{{"prompt": "...", "completion": "..."}}; the row is {line.strip()[:100]}'
-    )
+def conversations(path: str) -> Iterator[Row]:
+    """The rows of a file. Raises: ConfigError that names the row."""
+    for row in read_rows(path):
+        texts = (row.values.get("prompt"), row.values.get("completion"))
+        if not (_is_conversation(row.values.get("messages")) or all(isinstance(text, str) for text in texts)):
+            raise ConfigError(
+                f'{row.where}: expected {{"messages": [...]}} with texts and a message of the assistant, or '
+                f'{{"prompt": "...", "completion": "..."}}; the row is {json.dumps(row.values)[:100]}'
+            )
+        yield row
 
 
 def _is_conversation(messages: object) -> bool:
@@ -98,12 +78,12 @@ class SftData:
             raise ConfigError(f"model.path: cannot load the tokenizer of {config.model.path}: {error}") from error
         self._groups: list[Group] = []
         num_left_out, most = 0, config.learner.microbatch_tokens
-        for number, row in read_rows(self._settings.data):
-            parts = _parts(tokenizer, row, f"{self._settings.data}:{number}")
+        for number, row in enumerate(conversations(self._settings.data), 1):
+            parts = _parts(tokenizer, row.values, row.where)
             if max(len(before) + len(own) for before, own in parts) > most:
                 num_left_out += 1
             else:
-                self._groups.append(_group(row, parts, number))
+                self._groups.append(_group(row.values, parts, number))
         if not self._groups:
             raise ConfigError(
                 f"{self._settings.data} has no conversation of at most learner.microbatch_tokens = {most} tokens"

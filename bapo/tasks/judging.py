@@ -21,8 +21,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from bapo.algorithms.settings import Frozen
+from bapo.config.check import read_options
 from bapo.core.addresses import http_address
 from bapo.core.errors import ConfigError
 from bapo.tasks.judge_store import JudgeStore
@@ -35,10 +37,8 @@ MORE_REPLIES = 2
 OBJECT = re.compile(r"\{[^{}]*\}")
 
 
-class Rubric(BaseModel):
+class Rubric(Frozen):
     """A rubric file: who judges, and by what."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     base_url: Annotated[str, AfterValidator(http_address)]
@@ -81,12 +81,10 @@ class Rubric(BaseModel):
 def read_rubric(path: str) -> Rubric:
     """Raises: ConfigError with one line per problem."""
     try:
-        return Rubric.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"judge: cannot read the rubric {path}: {error}") from error
-    except ValidationError as error:
-        lines = [f"judge: {path}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+    return read_options(Rubric, values, (path,))
 
 
 class Judge:

@@ -16,7 +16,7 @@ from bapo.core.codec import unpack_batch
 from bapo.core.errors import ConfigError
 from bapo.core.types import Group
 from learner.model.policy import load_policy
-from learner.sft_data import SftData, read_rows
+from learner.sft_data import SftData, conversations
 from learner.update.update import Updater
 from tests.support.episodes import histories_of
 from tests.support.learner import ALONE
@@ -165,4 +165,4 @@ def test_conversations_that_are_too_long_are_left_out_and_said(
 )
 def test_a_row_that_cannot_train_is_refused_with_its_line(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        list(read_rows(write(tmp_path, {"prompt": "a", "completion": "1"}, row)))
+        list(conversations(write(tmp_path, {"prompt": "a", "completion": "1"}, row)))

@@ -65,6 +65,8 @@ def sft(
 
 
 def _count(data: str) -> int:
+    if Path(data).suffix != ".jsonl":
+        raise ConfigError(f"{data} is not a .jsonl file, one conversation per line")
     try:
         with Path(data).open("rb") as file:
             num = sum(1 for line in file if line.strip())
