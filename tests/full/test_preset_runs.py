@@ -13,7 +13,7 @@ import pytest
 from bapo.config.layers import preset_names
 from bapo.config.load import load_resolved
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.support.launch import kill_family, start, train_arguments
+from tests.support.launch import run_to_end, train_arguments
 
 TIMEOUT_S = 240.0
 NUM_STEPS = 4
@@ -33,12 +33,7 @@ def test_a_preset_trains(name: str, tmp_path: Path) -> None:
         "--evaluation.num_prompts_final",
         "2",
     ]
-    process = start(train_arguments(tmp_path, *overrides, num_steps=NUM_STEPS))
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        kill_family(process)
-    assert process.returncode == 0, output
+    run_to_end(train_arguments(tmp_path, *overrides, num_steps=NUM_STEPS), timeout_s=TIMEOUT_S)
     run = RunDirectory(tmp_path / "outputs" / "run")
     rows = run.read_metrics()
     assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.support.launch import kill_family, start, train_arguments
+from tests.support.launch import run_to_end, start, train_arguments
 
 WAIT_S = 240.0
 
@@ -13,12 +13,7 @@ WAIT_S = 240.0
 def test_a_run_ends_early_with_its_last_weights_measured_and_exported(tmp_path: Path) -> None:
     # No measurement exceeds the base model's by 0.99; weights are published and measured every two steps.
     settings = ["--evaluation.patience", "1", "--evaluation.min_improvement", "0.99", "--checkpoint.keep_best", "1"]
-    process = start(train_arguments(tmp_path, *settings, num_steps=200))
-    try:
-        output, _ = process.communicate(timeout=WAIT_S)
-    finally:
-        kill_family(process)
-    assert process.returncode == 0, output
+    output = run_to_end(train_arguments(tmp_path, *settings, num_steps=200), timeout_s=WAIT_S)
     run = RunDirectory(tmp_path / "outputs" / "run")
     steps = run.read_metrics()
     last = steps[-1]["step"]

@@ -61,6 +61,17 @@ def start(arguments: Sequence[str], *, cwd: Path = REPOSITORY) -> subprocess.Pop
     )
 
 
+def run_to_end(arguments: Sequence[str], *, timeout_s: float) -> str:
+    """The output of a `bapo` command that must end with 0; nothing of it runs on."""
+    process = start(arguments)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        kill_family(process)
+    assert process.returncode == 0, output
+    return output
+
+
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Every process below this one, in whatever session."""
     return psutil.Process(process.pid).children(recursive=True)
