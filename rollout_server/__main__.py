@@ -84,8 +84,15 @@ def main(flags: Flags) -> None:
     keyring = keyring_for("the rollout server", host, config.security.tokens)
     listener = listen(host, port, what="the rollout server", key="rollout.port")
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
-    own_url = http_url(host, listener.getsockname()[1])
-    runner = Runner(config, flags.run, url, telemetry, own_url=own_url, one_of_several=flags.extra.one_of_several)
+    runner = Runner(
+        config,
+        flags.run,
+        url,
+        telemetry,
+        own_url=http_url(host, listener.getsockname()[1]),
+        buffer_host="" if flags.extra.buffer_url or config.buffer.url else config.buffer.host,
+        one_of_several=flags.extra.one_of_several,
+    )
     app = create_app(
         runner.fleet, telemetry, keyring, store=runner.store, images=flags.run.images,
         refusal=lambda: runner.autoscaler.refusal,
@@ -105,10 +112,14 @@ def main(flags: Flags) -> None:
         raise runner.fleet.fatal
 
 
-def reached_at(url: str, address: str) -> str:
-    """The URL, with this address in place of a wildcard, for callers on other hosts."""
+def reached_at(url: str, address: str, host: str = "") -> str:
+    """The URL, with this address in place of a wildcard, for callers on other hosts.
+
+    Args:
+        host: where the service listens, if the URL is for callers on this host.
+    """
     parts = urlsplit(url)
-    return http_url(address, parts.port or 80) if is_wildcard(parts.hostname or "") else url
+    return http_url(address, parts.port or 80) if is_wildcard(host or parts.hostname or "") else url
 
 
 def _reached_by_agents(host: str) -> str:
@@ -132,10 +143,16 @@ class Runner:
         telemetry: Telemetry,
         *,
         own_url: str = "",
+        buffer_host: str = "",
         one_of_several: bool = False,
     ) -> None:
-        """`own_url`: for workers on other hosts, which fetch weights from it."""
+        """
+        Args:
+            own_url: for workers on other hosts, which fetch weights from it.
+            buffer_host: where the buffer service of this host listens; empty if its URL was given.
+        """
         self._config, self._run, self._url = config, run, url
+        self._worker_url, self._buffer_host = url, buffer_host
         self._telemetry = telemetry
         self.store = WeightRelay(run.weights_path, lambda: self.own_url)
         self.own_url = own_url
@@ -228,6 +245,7 @@ class Runner:
         node = RayNode(self._config.rollout)
         if node.is_cluster:
             self.own_url = reached_at(self.own_url, node.address)
+            self._worker_url = reached_at(self._url, node.address, self._buffer_host)
         if node.is_bounded:
             self.autoscaler = self._make_autoscaler(room=node.room)
         node.watch(self._ended, self.fleet.stop_with)
@@ -279,7 +297,7 @@ class Runner:
             return LocalHandle(worker)
         from rollout_server.fleet.ray_node import RayHandle
 
-        return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id), self.own_url)
+        return RayHandle(worker_id, self._config, self._worker_url, self._run.log_path(worker_id), self.own_url)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

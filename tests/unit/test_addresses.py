@@ -96,6 +96,9 @@ def test_workers_on_other_hosts_are_told_an_address_that_they_reach() -> None:
     assert reached_at("http://[::]:8710", "2001:db8::7") == "http://[2001:db8::7]:8710"
     assert reached_at("http://0.0.0.0:8710", "10.0.0.7") == "http://10.0.0.7:8710"
     assert reached_at("http://[::1]:8710", "2001:db8::7") == "http://[::1]:8710"
+    # The URL of the buffer service is one for callers on this host, also where it listens on every address.
+    assert reached_at("http://127.0.0.1:8700", "10.0.0.7", "0.0.0.0") == "http://10.0.0.7:8700"
+    assert reached_at("http://10.0.0.1:8700", "10.0.0.7", "10.0.0.1") == "http://10.0.0.1:8700"
 
 
 def test_prometheus_is_given_brackets(tmp_path: Path) -> None:
