@@ -134,10 +134,8 @@ class Scheduler:
             return
         hard = self._buffer.hard_prompts()
         if hard and (missed := missed_rounds(due, {*rounds, self._issued_round}, self._config)):
-            log.warning(
-                "step %d: the re-evaluation is skipped %d times, from step %d to %d: the learner passed these steps "
-                "before the scheduler saw them", due, len(missed), missed[0], missed[-1],
-            )  # fmt: skip
+            steps = f"step {missed[0]}" if len(missed) == 1 else f"steps {missed[0]} to {missed[-1]}"
+            log.warning("step %d: no re-evaluation at %s: the learner passed before the scheduler saw it", due, steps)
         requests = reevaluation_requests(due, hard, composer=self._composer, plan=self._plan, config=self._config)
         if len(requests) > len(asked := first_call(requests)):
             log.warning(
