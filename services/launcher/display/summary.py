@@ -12,6 +12,7 @@ from rich.text import Text
 
 from bapo.algorithms.composer import Reason
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
+from bapo.core.reward_details import shown_details
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.curves import first_results
@@ -75,6 +76,12 @@ def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
 
 
+def rewards(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Components of the reward and facts of the newest step; empty for a run without."""
+    row: Mapping[str, Any] = metrics[-1] if metrics else {}
+    return f"{shown} in step {row['step']}" if (shown := shown_details(row)) else ""
+
+
 LATEST = 20
 """Steps over which most groups with different rewards must have been left out."""
 FEWEST = 16
@@ -131,8 +138,12 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} wall time, including startup")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
-    if sentence := episodes(metrics):
-        table.add_row("episodes", sentence)
+    for what, sentence in (("rewards", rewards(metrics)), ("episodes", episodes(metrics))):
+        if sentence:
+            table.add_row(what, Text(sentence))
+    for split, row in {row["split"]: row for row in evaluations}.items():
+        if sentence := shown_details(row):
+            table.add_row(f"rewards, {split}", Text(sentence))
     for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("page", f"bapo view {run.path} (needs no token)")
