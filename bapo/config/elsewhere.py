@@ -25,7 +25,7 @@ ADVICE = (
     # -- whole tables of verl, before patterns that begin with *
     Advice("not there: bapo view shows where a step's time goes; profile a process with py-spy", "",
            "*.profiler.* global_profiler.*"),
-    Advice("use task.reward, or a task with `rewards` (docs/your_task.md); reward_range maps [-1, 1]", "",
+    Advice("use task.reward, of which a list has weights (docs/your_task.md); reward_range maps [-1, 1]", "",
            "reward_manager.* reward_model.reward_manager reward_model.reward_loop_* reward_model.use_reward_loop "
            "reward_model.launch_reward_fn_async reward_model.num_workers"),
     Advice("use task.grading_timeout_s and task.grading_memory_mb: rewards run in processes of their own", "",
@@ -92,8 +92,8 @@ ADVICE = (
            "*.policy_loss.* *.tau_pos *.tau_neg algorithm.use_pf_ppo algorithm.pf_ppo.*"),
     Advice('use loss.aggregation = "const_len", which divides by rollout.max_response_tokens', "",
            "*.loss_scale_factor"),
-    Advice("write one function that combines the rewards (examples/multi_reward); a group is normalized once, by their "
-           "sum", "multi_objective_aggregation"),
+    Advice("not there: a list in task.reward is summed by weights, then normalized by group (sum_then_normalize)",
+           "multi_objective_aggregation"),
     Advice("not there: ratios need the log-probs of the whole distribution; sample with rollout.temperature",
            "top_k min_p repetition_penalty generation_kwargs", "*.top_k *.do_sample *.ignore_eos"),
     Advice("not there: sampling is not constrained by a grammar; check the form in the reward",

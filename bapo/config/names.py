@@ -181,7 +181,8 @@ _ADVICE = {
     "logging_steps": "every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
     "log_completions": "the page shows responses: bapo view RUN",
     "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
-    "reward_weights": "write one function that adds the rewards (examples/multi_reward)",
+    "reward_weights": "use weights in task.reward = [{ function = ..., weight = ... }], divided by their sum "
+    "(docs/your_task.md)",
     "optim": "AdamW always; its settings are in [learner]",
     "use_vllm": _ALWAYS_VLLM,
     "vllm_mode": _ALWAYS_VLLM,
