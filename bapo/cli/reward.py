@@ -217,7 +217,7 @@ ERRORS = (
     ("it requires", "it reads a column that is missing in some rows; fill it in, or name it with --columns"),
     ("for a column", "it reads a column that is missing in some rows; fill it in, or name it with --columns"),
     ("return None for a response that cannot", "it returned NaN or infinity; return a number in the range"),
-    ("set task.reward_range", "it returned a number outside of the range; set --reward-range (task.reward_range)"),
+    ("task.reward_range", "it returned a number outside of the range; set --reward-range (task.reward_range)"),
     ("which is not a number", "it returned no number; return one number for each response"),
 )
 """Part of a verifier's error -> what is wrong and what to do."""

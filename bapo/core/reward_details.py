@@ -24,6 +24,7 @@ Means = Mapping[str, float]
 FACTS = "facts/"
 """Begins the names of facts."""
 FACT_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 MAX_DETAILS = 64
 """Components and facts of a group."""
 
@@ -34,8 +35,8 @@ def require_details(group_id: str, details: Details, size: int) -> None:
         message = f"group {group_id}: {len(details)} details of its rewards, the limit is {MAX_DETAILS}"
         raise ContractError(message, Refusal.REWARDS)
     for name, values in details.items():
-        if values.shape != (size,):
-            message = f"group {group_id}: {name} must be {[size]}, got {list(values.shape)}"
+        if values.shape != (size,) or not _NAME.fullmatch(name):
+            message = f"group {group_id}: the detail {name!r:.100} must be {[size]}, got {list(values.shape)}"
             raise ContractError(message, Refusal.SHAPE)
         is_out = np.isinf(values) if name.startswith(FACTS) else (values < 0) | (values > 1)
         if is_out.any():  # NaN fails every comparison

@@ -80,5 +80,6 @@ def grade_by_all(components: Sequence[Component], prompt: Prompt, texts: list[st
 
 def _named(answer: dict[str, Any], settings: RewardConfig, advice: str) -> dict[str, Any]:
     """The answer of the one of several that failed."""
-    words = {key: f"{answer[key]}{advice}" for key in ("failed", "ungraded") if key in answer}
+    range_too = ("set task.reward_range to", "set its range, or task.reward_range, to")
+    words = {key: f"{answer[key]}{advice}".replace(*range_too) for key in ("failed", "ungraded") if key in answer}
     return words | {"by": settings.function}

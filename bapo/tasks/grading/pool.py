@@ -151,7 +151,7 @@ class GraderPool:
         functions = [by] if by else list(self._task.reward_functions) or [OWN]
         own = self._task.options.get("reward")
         names = [repr(own) if name == OWN and own else name if name == OWN else repr(name) for name in functions]
-        verifier = f"the rewards {' and '.join(names)}" if len(names) > 1 else f"the reward {names[0]}"
+        verifier = f"the grading by {' and '.join(names)}" if len(names) > 1 else f"the reward {names[0]}"
         if names == [OWN]:
             verifier = f"the verifier of task {prompt.task!r}"
         return f"{verifier} {what}{prompt_words(prompt)}"
