@@ -15,6 +15,7 @@ from bapo.core.errors import did_you_mean
 
 OWN = "task"
 """Names the task's own reward among several."""
+MAX_REWARDS = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names are keys of metrics: without a slash, which separates a fact from its reward."""
 
@@ -70,8 +71,9 @@ def read_rewards(value: Any) -> Any:
         )
     if not isinstance(value, list | tuple):
         return value
-    if not value:
-        raise ValueError("the list is empty; leave task.reward out for the task's own reward")
+    if not 0 < len(value) <= MAX_REWARDS:
+        empty = "; leave task.reward out for the task's own reward"
+        raise ValueError(f"a list has 1 to {MAX_REWARDS} rewards, got {len(value)}{'' if value else empty}")
     rewards = tuple(_reward(number, one) for number, one in enumerate(value, start=1))
     _require_distinct(rewards)
     return rewards

@@ -16,7 +16,7 @@ from typing import Any
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import DeadlineError, UnavailableError
-from bapo.core.reward_details import as_columns, joined_details, means_of
+from bapo.core.reward_details import as_columns, mean_of_groups, means_of
 from bapo.core.statistics import INTERVAL, estimate
 from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest, num_correct
 from bapo.runtime.metrics.server import Telemetry
@@ -280,15 +280,10 @@ def evaluation_row(
             name: getattr(measurement.settings, name) or getattr(rollout, name)
             for name in ("temperature", "top_p", "max_response_tokens")
         },
-        **reward_columns(groups),
+        **as_columns(mean_of_groups(means_of(group.reward_details) for group in groups)),
         "majority": majority,
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }
-
-
-def reward_columns(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    """Components of the reward and facts, means over the responses of which they are known; where there are any."""
-    return as_columns(means_of(joined_details([(group.reward_details, group.size) for group in groups])))
 
 
 def _busy_seconds(groups: Sequence[Group]) -> float:

@@ -101,7 +101,7 @@ def test_a_name_is_that_of_the_function(function: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("reward", "part"),
     [
-        ("[]", "is empty"),
+        ("[]", "leave task.reward out"),
         ('[{ function = "m:f", wight = 1 }]', "did you mean 'weight'"),
         ('[{ function = "m:f", weight = 0 }]', "reward 1 of the list, weight"),
         ('["a:f", "b:f"]', "2 rewards of the list are named 'f'"),
@@ -138,6 +138,13 @@ def test_facts_have_the_name_of_their_reward_and_none_changes_it(capsys: pytest.
     assert answer["details"]["facts/a/length"] == [3.0, 5.0]
     assert answer["details"]["facts/a/is_long"] == [1.0, pytest.approx(NAN, nan_ok=True)]
     assert "'text' is not recorded" in capsys.readouterr().err
+
+
+def test_too_many_facts_leave_the_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    many = {f"fact {number}": number for number in range(70)}
+    details = _graded(({"name": "a"}, [(1.0, many)]), ({"name": "b"}, [1.0]))["details"]
+    assert (list(details)[:3], len(details)) == (["a", "b", "facts/a/fact 0"], 64)
+    assert "'facts/a/fact 62' is not recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def _verifier(task: Task, function: str) -> Verifier:
 def grade_by_all(components: Sequence[Component], prompt: Prompt, texts: list[str]) -> dict[str, Any]:
     """The answer to one group: that of the only reward, or of the mean; the first that fails is the answer."""
     rewards, weights = [0.0] * len(texts), 0.0
-    details: dict[str, list[float]] = {}
+    parts: dict[str, list[float]] = {}
+    facts: dict[str, list[float]] = {}
     for component in components:
         settings = component.settings
         answer = grade(component.verifier, prompt, texts, component.range)
@@ -68,14 +69,14 @@ def grade_by_all(components: Sequence[Component], prompt: Prompt, texts: list[st
         weights += weight
         rewards = [total + weight * reward for total, reward in zip(rewards, answer["rewards"], strict=True)]
         own = "" if settings is None else f"{settings.name}/"
-        details |= {} if settings is None else {settings.name: answer["rewards"]}
-        details |= {f"{FACTS}{own}{name}": values for name, values in answer.get("facts", {}).items()}
+        parts |= {} if settings is None else {settings.name: answer["rewards"]}
+        facts |= {f"{FACTS}{own}{name}": values for name, values in answer.get("facts", {}).items()}
     if not weights:
         return {"ungraded": "left all responses ungraded (all of the rewards are optional, and returned None)"}
-    for name in list(details)[MAX_DETAILS:]:
-        tell_left_out(name, f"a group has at most {MAX_DETAILS} values of rewards and facts")
-        del details[name]
-    return {"rewards": [min(1.0, reward / weights) for reward in rewards], "details": details}
+    details = list((parts | facts).items())
+    for name, _ in details[MAX_DETAILS:]:
+        tell_left_out(name, f"a response has at most {MAX_DETAILS} rewards and facts")
+    return {"rewards": [min(1.0, reward / weights) for reward in rewards], "details": dict(details[:MAX_DETAILS])}
 
 
 def _named(answer: dict[str, Any], settings: RewardConfig, advice: str) -> dict[str, Any]:
