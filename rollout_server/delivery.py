@@ -42,8 +42,9 @@ LINGER_S = 0.1
 
 def outcome_counts(grades: Grades) -> dict[str, int]:
     """Number of responses with reward 1 (correct), 0 (wrong, or busy: not graded to the end), and between (partial)."""
-    rewards, busy = grades.rewards, grades.num_busy
+    rewards = grades.rewards
     correct, zero = num_correct(rewards.tolist()), int((rewards <= 0.0).sum())
+    busy = min(zero, grades.num_busy)  # another of several rewards may give a response some credit
     return {"correct": correct, "wrong": zero - busy, "busy": busy, "partial": len(rewards) - correct - zero}
 
 
@@ -151,7 +152,7 @@ class Delivery:
             self._counts.add(f"verdict/{outcome}/{task}", number)
         timing = Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s)
         try:
-            group = rollout.group(grades.rewards, worker_id=self._worker_id, timing=timing)
+            group = rollout.group(grades.rewards, worker_id=self._worker_id, timing=timing, details=grades.details)
         except ContractError as error:
             # Counts as an attempt: if the worker failed instead, it would claim the same group again.
             self.refuse(request.request_id, "no_group", f"the engine returned an invalid group: {error}")
@@ -168,7 +169,10 @@ class Delivery:
         texts = [rollout.sequences[row].text or "" for row in ungraded]
         found = self._grader.grade(rollout.request.prompt, texts)
         rewards[ungraded] = found.rewards
-        return Grades(rewards=rewards.astype(np.float32), num_busy=found.num_busy)
+        details = {name: np.full(len(rewards), np.nan, np.float32) for name in found.details}
+        for name, values in found.details.items():
+            details[name][ungraded] = values
+        return Grades(rewards=rewards.astype(np.float32), details=details, num_busy=found.num_busy)
 
     def _ungraded(self, request: RolloutRequest, error: GradingError) -> None:
         reason = getattr(error, "reason", "error")

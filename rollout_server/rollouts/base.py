@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bapo.config.tree import Config
+from bapo.core.reward_details import Details
 from bapo.core.sequences import SampledSequence, group_columns
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Group, RolloutRequest, Timing
@@ -38,7 +39,7 @@ class Rollout:
         """Newest version of any token."""
         return max(int(sequence.versions.max()) for sequence in self.sequences)
 
-    def group(self, rewards: Float32s, *, worker_id: str, timing: Timing) -> Group:
+    def group(self, rewards: Float32s, *, worker_id: str, timing: Timing, details: Details | None = None) -> Group:
         """The group that the buffer stores. Raises: ContractError when its columns contradict each other."""
         request = self.request
         return Group(
@@ -50,6 +51,7 @@ class Rollout:
             worker_id=worker_id,
             prompt_token_ids=self.prompt_token_ids,
             rewards=rewards,
+            reward_details=details or {},
             timing=timing,
             **group_columns(self.sequences),
         )
