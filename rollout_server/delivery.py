@@ -21,6 +21,7 @@ import numpy as np
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import BapoError, ContractError, GradingError, UnavailableError
+from bapo.core.reward_details import limited
 from bapo.core.types import Purpose, RolloutRequest, Timing, num_correct
 from bapo.tasks.grading.pool import GraderPool, Grades
 from bapo.transport.buffer_client import BufferClient
@@ -165,14 +166,15 @@ class Delivery:
         rewards = np.full(len(rollout.sequences), np.nan) if rollout.rewards is None else np.array(rollout.rewards)
         ungraded = np.flatnonzero(np.isnan(rewards))
         if not len(ungraded):
-            return Grades(rewards=rewards.astype(np.float32))
+            return Grades(rewards=rewards.astype(np.float32), details=limited(rollout.facts))
         texts = [rollout.sequences[row].text or "" for row in ungraded]
         found = self._grader.grade(rollout.request.prompt, texts)
         rewards[ungraded] = found.rewards
-        details = {name: np.full(len(rewards), np.nan, np.float32) for name in found.details}
+        nothing = np.full(len(rewards), np.nan, np.float32)
+        details = {name: rollout.facts.get(name, nothing).copy() for name in (*found.details, *rollout.facts)}
         for name, values in found.details.items():
             details[name][ungraded] = values
-        return Grades(rewards=rewards.astype(np.float32), details=details, num_busy=found.num_busy)
+        return Grades(rewards=rewards.astype(np.float32), details=limited(details), num_busy=found.num_busy)
 
     def _ungraded(self, request: RolloutRequest, error: GradingError) -> None:
         reason = getattr(error, "reason", "error")

@@ -15,6 +15,8 @@ from bapo.core.errors import did_you_mean
 
 OWN = "task"
 """Names the task's own reward among several."""
+JUDGE = "judge:"
+"""Begins the name of a reward that a model gives, in [0, 1] by its rubric."""
 MAX_REWARDS = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names are keys of metrics: without a slash, which separates a fact from its reward."""
@@ -28,9 +30,9 @@ class RewardConfig(Frozen):
     weight: float = Field(1.0, gt=0)
     """Divided by the sum of the weights."""
     name: str = Field("", pattern=NAME_PATTERN, validate_default=True)
-    """In metrics; default: the function's name."""
+    """In metrics; default: the function's name, or that of the judge's rubric."""
     range: tuple[float, float] | None = None
-    """Mapped linearly to [0, 1]; default: `task.reward_range`."""
+    """Mapped linearly to [0, 1]; default: `task.reward_range`, for a judge [0, 1]."""
     optional: bool = False
     """None for all responses of a group means that this reward does not apply to its prompt, and the others alone
     count; otherwise None means ungraded."""
@@ -42,7 +44,7 @@ class RewardConfig(Frozen):
         function = table.get("function") if isinstance(table, Mapping) else None
         if not isinstance(function, str) or table.get("name"):
             return table
-        last = function.removesuffix(".py").replace(":", ".").replace("/", ".").rpartition(".")[2]
+        last = function.removesuffix(".py").removesuffix(".toml").replace(":", ".").replace("/", ".").rpartition(".")[2]
         return {**table, "name": last.lstrip("_")}
 
     @model_validator(mode="after")

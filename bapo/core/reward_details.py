@@ -23,10 +23,17 @@ Means = Mapping[str, float]
 
 FACTS = "facts/"
 """Begins the names of facts."""
-FACT_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
+FACT_CHARS = 64
+MAX_FACT = 3e38
+"""What a float32 holds."""
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 MAX_DETAILS = 64
 """Components and facts of a group."""
+
+
+def is_fact(name: object, value: float) -> bool:
+    """Whether it can be recorded: a finite number with a name of 1 to 64 characters that can be printed."""
+    return isinstance(name, str) and 0 < len(name) <= FACT_CHARS and name.isprintable() and abs(value) < MAX_FACT
 
 
 def require_details(group_id: str, details: Details, size: int) -> None:
@@ -67,12 +74,17 @@ def means_of(details: Mapping[str, Sequence[float] | Float32s]) -> dict[str, flo
     return {name: _short(values.mean()) for name, values in known.items() if len(values)}
 
 
+def limited(details: Details) -> dict[str, Float32s]:
+    """The first `MAX_DETAILS`, components before facts."""
+    return {name: details[name] for name in sorted(details, key=lambda name: name.startswith(FACTS))[:MAX_DETAILS]}
+
+
 def mean_of_groups(groups: Iterable[Means]) -> dict[str, float]:
-    """The mean of each over the groups that have it, at most `MAX_DETAILS`."""
+    """The mean of each over the groups that have it; facts up to `MAX_DETAILS`."""
     found: dict[str, list[float]] = {}
     for means in groups:
         for name, value in means.items():
-            if name in found or len(found) < MAX_DETAILS:
+            if name in found or len(found) < MAX_DETAILS or not name.startswith(FACTS):
                 found.setdefault(name, []).append(value)
     return means_of(found)
 

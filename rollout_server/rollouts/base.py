@@ -9,7 +9,7 @@ single.py: one call of G responses. segmented.py: in segments. expert.py: an exp
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bapo.config.tree import Config
@@ -33,6 +33,8 @@ class Rollout:
     """G responses."""
     rewards: tuple[float, ...] | None = None
     """[G] in [0, 1], of those that have one already, else NaN; None: all are graded from their texts."""
+    facts: Details = field(default_factory=dict)
+    """[G] each, what agents reported besides (`bapo.core.reward_details`)."""
 
     @property
     def newest_version(self) -> int:

@@ -20,6 +20,7 @@ from bapo.config.tree import Config, EvaluationConfig, TaskConfig
 from bapo.core.batch_items import joined
 from bapo.core.codec import pack_group, read_group_header, unpack_group
 from bapo.core.errors import ConfigError, ContractError
+from bapo.core.reward_details import mean_of_groups
 from bapo.core.sequences import sequences_of
 from bapo.core.types import Group, Origin, Purpose
 from bapo.runtime.run_directory.responses import TokenFiles
@@ -90,7 +91,13 @@ def test_a_list_is_toml_or_json_and_is_written_back(text: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), [("trl:a.b.accuracy", "accuracy"), ("verl:rewards/dapo.py", "dapo"), ("m.py:_own", "own")]
+    ("function", "name"),
+    [
+        ("trl:a.b.accuracy", "accuracy"),
+        ("verl:rewards/dapo.py", "dapo"),
+        ("m.py:_own", "own"),
+        ("judge:rubrics/clear.toml", "clear"),
+    ],
 )
 def test_a_name_is_that_of_the_function(function: str, name: str) -> None:
     (reward,) = TaskConfig.model_validate({"reward": [function]}).reward or ()
@@ -114,6 +121,18 @@ def test_a_list_that_says_nothing_sure_is_refused(reward: str, part: str) -> Non
     with pytest.raises(ConfigError) as caught:
         _config(reward)
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"reward": [{"function": "judge:r.toml", "optional": True}]},
+        {"reward": [{"function": "task", "name": "r", "optional": True}], "options": {"reward": "judge:r.toml"}},
+    ],
+)
+def test_a_judge_is_not_optional_because_its_none_is_a_failed_call(task: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="'r' of the list cannot be optional"):
+        TaskConfig.model_validate(task)
 
 
 # -- what a response gets
@@ -182,6 +201,11 @@ def test_the_tasks_own_reward_is_one_of_several(tmp_path: Path) -> None:
     assert answer["rewards"] == [0.75, 0.25]
 
 
+def test_a_fact_whose_name_cannot_be_written_does_not_cost_the_group() -> None:
+    answer = _graded(({"name": "a"}, [(1.0, {"\ud800" * 64: 1.0, "n\n": 1.0, "": 1.0, "n" * 65: 1.0, "ok": 1.0})]))
+    assert answer["details"] == {"a": [1.0], "facts/a/ok": [1.0]}
+
+
 def test_what_trls_functions_log_are_facts(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         "def f(completions, log_metric, log_extra, **kwargs):\n"
@@ -224,6 +248,33 @@ def test_a_response_with_an_agents_reward_has_no_details() -> None:
     grades = Delivery._grades(SimpleNamespace(_grader=Grader()), rollout)  # type: ignore[arg-type]
     assert grades.rewards.tolist() == [1.0, 0.5]
     assert grades.details["format"].tolist() == [pytest.approx(NAN, nan_ok=True), 1.0]
+
+
+def test_what_agents_report_besides_their_rewards_are_facts_of_their_responses() -> None:
+    class Grader:
+        def grade(self, prompt: object, texts: Sequence[str]) -> Grades:
+            details = {"format": np.array([1.0], np.float32), "facts/steps": np.array([9.0], np.float32)}
+            return Grades(rewards=np.array([0.5], np.float32), details=details)
+
+    facts = {"facts/steps": np.array([3, NAN], np.float32), "facts/cost": np.array([NAN, 2], np.float32)}
+    facts |= {f"facts/{number}": np.zeros(2, np.float32) for number in range(70)}
+
+    def details(rewards: tuple[float, float]) -> dict[str, list[str]]:
+        rollout = Rollout(
+            request=make_request(),
+            prompt_token_ids=np.ones(1, np.int32),
+            sequences=tuple(sequences_of(make_group(rewards="10"))),
+            rewards=rewards,
+            facts=facts,
+        )
+        found = Delivery._grades(SimpleNamespace(_grader=Grader()), rollout).details  # type: ignore[arg-type]
+        assert len(found) == 64
+        return {name: [f"{value:g}" for value in values] for name, values in found.items()}
+
+    graded = details((1.0, NAN))
+    assert next(iter(graded)) == "format"
+    assert (graded["format"], graded["facts/steps"], graded["facts/cost"]) == (["nan", "1"], ["3", "9"], ["nan", "2"])
+    assert details((1.0, 0.0))["facts/steps"] == ["3", "nan"]
 
 
 def test_a_busy_response_that_another_reward_gave_credit_is_not_counted_as_wrong_below_0() -> None:
@@ -293,6 +344,12 @@ def test_a_step_reports_means_over_its_fresh_groups() -> None:
     assert numbers_of(row) == {"reward_parts/format": 0.75, "reward_facts/n": 10.0}
     assert rewards_sentence([{"step": 3, **row}]) == "format 0.75; n 10 in step 3"
     assert rewards_sentence([{"step": 3}]) == ""
+
+
+def test_a_mean_has_all_rewards_beside_the_most_facts() -> None:
+    many = {f"facts/{number}": 1.0 for number in range(70)}
+    means = mean_of_groups([many, {"format": 0.5, "facts/more": 1.0}])
+    assert (len(means), means["format"]) == (65, 0.5)
 
 
 def test_a_measurement_has_means_over_its_responses() -> None:

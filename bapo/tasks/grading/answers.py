@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Protocol, runtime_checkable
 
-from bapo.core.reward_details import FACT_NAME
+from bapo.core.reward_details import FACT_CHARS, is_fact
 from bapo.core.types import SAME_REWARD, Prompt
 from bapo.core.user_code import place_of
 from bapo.tasks.base import ROW
@@ -19,8 +19,6 @@ MAX_SHOWN = 500
 """Characters of what a verifier raised or returned."""
 MAX_TOLD = 20
 """Warnings of facts that are not recorded: a function may name any number of them."""
-MAX_FACT = 3e38
-"""What a float32 holds."""
 
 
 def grade(verifier: Verifier, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
@@ -72,10 +70,10 @@ def _without_facts(returned: object, facts: dict[str, list[float]], row: int, si
         returned, given = returned
         for name, value in given.items():
             number = None if value is None else _number(value)
-            if number is not None and abs(number) < MAX_FACT and isinstance(name, str) and FACT_NAME.fullmatch(name):
+            if number is not None and is_fact(name, number):
                 facts.setdefault(name, [math.nan] * size)[row] = number
             elif value is not None:
-                tell_left_out(name, "a fact is a finite number, with a name of 1 to 64 characters")
+                tell_left_out(name, f"a fact is a finite number, named in 1 to {FACT_CHARS} printable characters")
     return returned
 
 

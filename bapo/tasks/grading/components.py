@@ -31,18 +31,26 @@ class Component:
     range: tuple[float, float]
     settings: RewardConfig | None = None
     """None: it is the only one, and has no name."""
+    advice: str = OPTIONAL
+    """To whoever returns None for all responses of a group."""
 
 
 def components_of(task: Task, settings: TaskConfig) -> list[Component]:
     """What grades. Imports the user's code. Raises: ConfigError."""
     if not isinstance(settings.reward, tuple):
-        return [Component(verifier=_verifier(task, settings.reward or OWN), range=settings.reward_range)]
-    return [
-        Component(
-            verifier=_verifier(task, reward.function), range=reward.range or settings.reward_range, settings=reward
-        )
-        for reward in settings.reward
-    ]
+        return [_component(task, settings, settings.reward or OWN)]
+    return [_component(task, settings, reward.function, reward) for reward in settings.reward]
+
+
+def _component(task: Task, settings: TaskConfig, function: str, reward: RewardConfig | None = None) -> Component:
+    is_judge = settings.is_judge(function)
+    general = (0.0, 1.0) if is_judge else settings.reward_range
+    return Component(
+        verifier=_verifier(task, function),
+        range=(reward and reward.range) or general,
+        settings=reward,
+        advice="" if is_judge else OPTIONAL,
+    )
 
 
 def _verifier(task: Task, function: str) -> Verifier:
@@ -64,7 +72,7 @@ def grade_by_all(components: Sequence[Component], prompt: Prompt, texts: list[st
         if settings is not None and settings.optional and applies_to_none:
             continue
         if "rewards" not in answer:
-            return answer if settings is None else _named(answer, settings, OPTIONAL if applies_to_none else "")
+            return answer if settings is None else _named(answer, settings, component.advice if applies_to_none else "")
         weight = 1.0 if settings is None else settings.weight
         weights += weight
         rewards = [total + weight * reward for total, reward in zip(rewards, answer["rewards"], strict=True)]
