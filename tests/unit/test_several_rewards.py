@@ -15,6 +15,7 @@ import pytest
 
 from bapo.cli.buffer.group_files import _table
 from bapo.cli.recorded.transcript import responses_as_maps, transcript
+from bapo.cli.training.model_card import model_card
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config, EvaluationConfig, TaskConfig
 from bapo.core.batch_items import joined
@@ -376,3 +377,9 @@ def test_recorded_responses_have_their_own(tmp_path: Path) -> None:
 def test_an_export_of_the_buffer_has_them_as_json() -> None:
     table = _table([_detailed(format=[1.0, NAN])], [["high"]])
     assert json.loads(table["reward_details"][0].as_py()) == {"format": [1.0, None]}
+
+
+def test_the_card_of_a_model_names_them_with_their_weights() -> None:
+    config = load_config([], ["--task.reward", '[{ function = "m.py:f", weight = 0.2 }, "judge:r.toml"]'])
+    card = model_card("me/it", config, 1, [], is_adapter=False)
+    assert "- reward: weighted mean of `m.py:f` (0.2), `judge:r.toml` (1)\n" in card

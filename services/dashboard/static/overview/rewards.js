@@ -1,6 +1,6 @@
 // Cards of the components of the reward, and of facts that reward functions report. Hidden in runs without them.
 
-import { atStep, chartCard, line, stepAxis } from "bapo/app/charts.js";
+import { atStep, chartCard, line, shownIf, stepAxis } from "bapo/app/charts.js";
 import { count, decimal } from "bapo/app/format.js";
 import { column, measuredAt } from "bapo/overview/columns.js";
 
@@ -34,14 +34,7 @@ function namedCard(grid, { key, title, id, note, y }) {
       };
     },
   });
-  card.element.hidden = true;
-  return {
-    ...card,
-    show(data) {
-      card.element.hidden = !column(data.steps, key).some(Boolean);
-      card.show(data);
-    },
-  };
+  return shownIf((data) => column(data.steps, key).some(Boolean), card);
 }
 
 const most = `The chart has the first ${TONES.length}, the numbers have all.`;
