@@ -9,7 +9,7 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bapo.core.call_limits import MAX_RESPONSES
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.json_values import require_plain
+from bapo.core.reward_details import Details, require_details
 from bapo.core.token_arrays import Float32s, Int32s, require_spans, require_tokens, versions_of
 from bapo.core.turns import require_turns
 
@@ -226,6 +227,8 @@ class Group:
     is one turn after the prompt."""
     context_ids: Int32s | None = None
     """[C] context tokens of the turns, turn after turn; None without turns."""
+    reward_details: Details = field(default_factory=dict)
+    """[G] each: components of the rewards, and facts of the responses."""
 
     def __post_init__(self) -> None:
         self._require_columns()
@@ -247,6 +250,7 @@ class Group:
         if self.spans is not None:
             require_spans(self.group_id, self.spans, self.lengths, self.versions)
         self._require_turns()
+        require_details(self.group_id, self.reward_details, size)
 
     def _require_turns(self) -> None:
         if (self.turns is None) != (self.context_ids is None):
@@ -453,6 +457,8 @@ class GroupResult:
     sample_s: Seconds = 0.0
     grade_s: Seconds = 0.0
     claimed_at: Seconds = 0.0
+    reward_details: Mapping[str, float] = field(default_factory=dict)
+    """Means over the responses that a worker sampled (`bapo.core.reward_details`)."""
 
 
 def num_sampled(result: GroupResult) -> int:

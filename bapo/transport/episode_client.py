@@ -61,16 +61,18 @@ class EpisodeClient:
         """The agent is alive. Raises: GoneError."""
         self._service.call("POST", f"/v1/episodes/{quoted(key)}/heartbeat", body={})
 
-    def reward(self, key: str, reward: float) -> str:
+    def reward(self, key: str, reward: float, facts: Mapping[str, float] | None = None) -> str:
         """End an episode with its reward in [0, 1]. Returns: ok; group, if it completed one; duplicate.
 
+        Args:
+            facts: further numbers of the episode, which are recorded.
         Raises: GoneError; ConflictError for another reward than before; ContractError.
         """
-        return self._end(key, {"reward": reward})
+        return self._end(key, {"reward": reward} | ({"facts": dict(facts)} if facts else {}))
 
-    def grade(self, key: str) -> str:
+    def grade(self, key: str, facts: Mapping[str, float] | None = None) -> str:
         """End an episode whose last text is graded by the task's reward function. Returns, raises: as `reward`."""
-        return self._end(key, {})
+        return self._end(key, {"facts": dict(facts)} if facts else {})
 
     def ungraded(self, key: str, error: str) -> str:
         """End an attempt without a reward: it begins again, a limited number of times. Raises: GoneError."""

@@ -77,6 +77,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
     index: Count
     reward: float
+    facts: dict[str, float] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -120,6 +121,8 @@ class Episode:
     """Failed ones before this."""
     reward: float | None = None
     """NaN: to be graded from the last text."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """What its agent reported besides."""
     has_failed: bool = False
 
     @property
@@ -140,7 +143,7 @@ class Episode:
                 raise ContractError(f"episode {self.index} has no turn {event.parent}")
             self.turns.append(event)
         elif isinstance(event, Ended):
-            self.reward = event.reward
+            self.reward, self.facts = event.reward, event.facts
         else:
             self.has_failed, self.attempts = True, self.attempts + 1
 

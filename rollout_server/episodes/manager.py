@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -218,7 +218,7 @@ class Episodes:
         if turn.parent < 0 and len(handle.episode.turns) > 1:
             self._count("fork")
 
-    async def reward(self, key: str, reward: float) -> str:
+    async def reward(self, key: str, reward: float, facts: Mapping[str, float] | None = None) -> str:
         """End an episode. `reward`: in [0, 1], or NaN for the task's reward function. Returns: ok, group, duplicate.
 
         Raises: ConflictError; GoneError; UnavailableError; ContractError for an episode without a turn.
@@ -232,7 +232,7 @@ class Episodes:
                 raise ContractError("an episode without a call of the model cannot have a reward: give it back")
 
         try:
-            await self._append(handle, Ended(index=handle.episode.index, reward=reward), check)
+            await self._append(handle, Ended(index=handle.episode.index, reward=reward, facts=dict(facts or {})), check)
         except GoneError:
             if (known := self._given_before(key, reward)) is not None:  # by a call whose answer was lost
                 return known

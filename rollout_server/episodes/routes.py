@@ -3,7 +3,7 @@
 POST /v1/episodes {count, wait_s}       -> [{episode_id, key, base_url, prompt, ...}]; [] after wait_s
 POST /v1/episodes/KEY/heartbeat         each call of the model is one, too
 POST /v1/episodes/KEY/reward {reward}   0 to 1; without one the task's reward function grades the last text;
-                                        null: ungraded, the episode begins again
+                                        null: ungraded, the episode begins again. `facts`: numbers to record
 DELETE /v1/episodes/KEY                 give it back
 """
 
@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from bapo.core.errors import BapoError
+from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.runtime.auth.api_tokens import Role
 from bapo.tasks.base import RESERVED, conversation_of
 from bapo.transport.http_guard import allow, error_answer
@@ -49,6 +50,17 @@ class RewardBody(BaseModel):
     """null: it could not be graded; absent: the task's reward function grades the last text."""
     error: str = ""
     """Why there is no reward."""
+    facts: dict[str, float] = Field(default_factory=dict, max_length=MAX_DETAILS)
+    """Further numbers of the episode, which are recorded."""
+
+    @field_validator("facts")
+    @classmethod
+    def facts_can_be_recorded(cls, facts: dict[str, float]) -> dict[str, float]:
+        if odd := [name for name, value in facts.items() if not is_fact(name, value)]:
+            raise ValueError(
+                f"{odd[0]!r:.100} cannot be recorded: a fact is a finite number, named in 1 to 64 printable characters"
+            )
+        return facts
 
 
 def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: bool) -> None:
@@ -81,7 +93,7 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
         if body.reward is None or (body.error and math.isnan(body.reward)):
             await episodes.fail(episodes.handle_of(key), "ungraded", body.error)
             return {"state": "ungraded"}
-        return {"state": await episodes.reward(key, body.reward)}
+        return {"state": await episodes.reward(key, body.reward, body.facts)}
 
     @router.delete("/{key}", status_code=204)
     @allow(Role.AGENT, is_open=True)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import BapoError, UnavailableError
+from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.core.user_code import place_of
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
-from services.agents.outcome import GRADE, OpenAIClient, Rollout
+from services.agents.outcome import GRADE, Grade, OpenAIClient, Outcome, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class AgentRunner:
         client = self._make_client(episode)
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                reward = await self._rollout(client, episode.prompt)
+                reward, facts = _without_facts(await self._rollout(client, episode.prompt))
         except TimeoutError:
             return partial(ungraded, f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}")
         except Exception as error:  # noqa: BLE001 - a user's agent raises anything
@@ -122,13 +123,13 @@ class AgentRunner:
             log.warning("episode %s raised %s", episode.episode_id, message)
             return partial(ungraded, message)
         if reward is GRADE:
-            return partial(service.grade, episode.key)
+            return partial(service.grade, episode.key, facts)
         if reward is None:
             return partial(ungraded, "rollout returned None")
         if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
             log.warning("episode %s: rollout returned %r, not a reward in [0, 1]", episode.episode_id, reward)
             return partial(ungraded, f"rollout returned {reward!r:.100}, not a reward in [0, 1]")
-        return partial(service.reward, episode.key, float(reward))
+        return partial(service.reward, episode.key, float(reward), facts)
 
     async def _beat(self, episode: OpenedEpisode) -> None:
         while True:
@@ -159,3 +160,19 @@ class AgentRunner:
             return
         for episode in await self._polling:
             await asyncio.to_thread(self._service_of(episode).give_back, episode.key, "stopped")
+
+
+def _without_facts(outcome: Outcome) -> tuple[float | Grade | None, dict[str, float]]:
+    """How an episode ended, and what can be recorded of the facts that its function returned with it."""
+    if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], Mapping)):
+        return outcome, {}
+    facts = {
+        name: float(value)
+        for name, value in outcome[1].items()
+        if isinstance(value, int | float) and is_fact(name, value)
+    }
+    if left_out := outcome[1].keys() - facts.keys():
+        log.warning(
+            "facts %.200s are not recorded: they are not finite numbers with names", sorted(map(repr, left_out))
+        )
+    return outcome[0], dict(list(facts.items())[:MAX_DETAILS])

@@ -56,12 +56,12 @@ class Service:
     def heartbeat(self, key: str) -> None:
         self.beats.append(key)
 
-    def reward(self, key: str, reward: float) -> str:
-        self.ends.append((key, reward))
+    def reward(self, key: str, reward: float, facts: object) -> str:
+        self.ends.append((key, (reward, facts) if facts else reward))
         return "ok"
 
-    def grade(self, key: str) -> str:
-        self.ends.append((key, "graded by the task"))
+    def grade(self, key: str, facts: object) -> str:
+        self.ends.append((key, ("graded by the task", facts) if facts else "graded by the task"))
         return "ok"
 
     def ungraded(self, key: str, error: str) -> str:
@@ -109,10 +109,20 @@ def test_a_rollout_may_leave_the_reward_to_the_task() -> None:
     assert run(rollout, Service(1), num=1) == [("key-0", "graded by the task")]
 
 
+def test_a_rollout_may_return_facts_and_one_that_is_no_number_costs_no_episode() -> None:
+    async def rollout(client: Any, prompt: Prompt) -> Any:
+        facts = {"steps": 3, "is_done": True, "note": "text", "none": float("nan"), 7: 1.0}
+        return {"key-0": 0.5, "key-1": GRADE}[client], facts
+
+    known = {"steps": 3.0, "is_done": 1.0}
+    assert run(rollout, Service(2), num=2) == [("key-0", (0.5, known)), ("key-1", ("graded by the task", known))]
+
+
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
         (None, "returned None"),
+        ((None, {"steps": 3}), "returned None"),
         (1.5, "returned 1.5, not a reward"),
         (float("nan"), "returned nan, not a reward"),
         ("1", "returned '1', not a reward"),

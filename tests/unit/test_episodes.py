@@ -19,6 +19,7 @@ from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.history import continuation_of
 from rollout_server.episodes.manager import Handle
 from rollout_server.episodes.recorder import ModelCall, Recorder
+from rollout_server.episodes.routes import RewardBody
 from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, turn
 from tests.support.factories import make_request
 
@@ -477,6 +478,13 @@ async def test_no_reply_without_a_record() -> None:
     assert await calling == "ab."
 
 
+@pytest.mark.parametrize("facts", [{"a": math.inf}, {"a": True}, {"": 1.0}, {"a\n": 1.0}, {"a": "1"}, {"a": 1e39}])
+def test_facts_that_cannot_be_recorded_are_refused(facts: dict[str, object]) -> None:
+    assert RewardBody.model_validate({"reward": 1, "facts": {"a": 1, "b": -0.5}}).facts == {"a": 1.0, "b": -0.5}
+    with pytest.raises(ValueError, match="facts"):
+        RewardBody.model_validate({"facts": facts})
+
+
 # -- the group
 
 
@@ -487,7 +495,7 @@ async def test_episodes_become_the_responses_of_a_group() -> None:
     await front.episodes.record(first, turn(0, [5, 6], context=[1, 2, 3]))
     await front.episodes.record(first, turn(0, [7], parent=0, context=[4], version=2))
     await front.episodes.record(second, turn(1, [8], context=[1, 2]))
-    await front.episodes.reward(first.key, 1.0)
+    await front.episodes.reward(first.key, 1.0, {"steps": 3.0})
     await front.episodes.reward(second.key, math.nan)
     group = front.delivered[0]
     rollout = rollout_of(group.request, list(group.episodes.values()), lambda many: [str(ids) for ids in many])
@@ -495,6 +503,7 @@ async def test_episodes_become_the_responses_of_a_group() -> None:
     assert rollout.rewards is not None
     assert rollout.rewards[0] == 1.0
     assert math.isnan(rollout.rewards[1])
+    assert [str(value) for value in rollout.facts["facts/steps"]] == ["3.0", "nan"]
     one, other = rollout.sequences
     assert (one.token_ids.tolist(), one.versions.tolist(), one.text) == ([5, 6, 7], [1, 1, 2], "[7]")
     assert one.turns is not None

@@ -13,6 +13,7 @@ from rich.text import Text
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
+from bapo.core.reward_details import shown_details
 from bapo.core.statistics import change
 from bapo.core.text import count, duration, percent, with_interval
 from bapo.runtime.run_directory.best import best_first, measured
@@ -82,6 +83,12 @@ def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
 
 
+def rewards(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Components of the reward and facts of the newest step; empty for a run without."""
+    row: Mapping[str, Any] = metrics[-1] if metrics else {}
+    return f"{shown} in step {row['step']}" if (shown := shown_details(row)) else ""
+
+
 LATEST = 20
 """Steps over which most groups with different rewards must have been left out."""
 FEWEST = 16
@@ -144,8 +151,12 @@ def summary(run: RunDirectory, config: Config) -> RenderableType:
         table.add_row("ended", f"after step {metrics[-1]['step']} of {config.run.num_steps}: {reason}")
     if best := _best(run, evaluations, config):
         table.add_row("best", best)
-    if sentence := episodes(metrics):
-        table.add_row("episodes", sentence)
+    for what, sentence in (("rewards", rewards(metrics)), ("episodes", episodes(metrics))):
+        if sentence:
+            table.add_row(what, Text(sentence))
+    for split, row in {row["split"]: row for row in evaluations}.items():
+        if sentence := shown_details(row):
+            table.add_row(f"rewards, {split}", Text(sentence))
     for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("page", f"bapo view {run.path} (needs no token)")
