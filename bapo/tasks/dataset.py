@@ -21,11 +21,10 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from bapo.core.errors import ConfigError
-from bapo.core.types import Prompt
+from bapo.core.types import MESSAGES, Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import (
     IMAGE,
-    MESSAGES,
     ROW,
     TRAIN,
     Task,
