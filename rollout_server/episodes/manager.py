@@ -114,8 +114,6 @@ class Handle:
     """Open calls of the model: the agent waits for us."""
     num_reserved: int = 0
     """Context tokens and limits of these calls."""
-    is_continued: bool = False
-    """From the journal of a server before this one."""
 
 
 class Episodes:
@@ -193,7 +191,7 @@ class Episodes:
             if episode is None or episode.has_failed:
                 self._waiting.append((group, index))
             elif episode.is_open:  # its agent may be alive
-                self._take(group, episode).is_continued = True
+                self._take(group, episode)
             elif episode.reward is not None:
                 self._remember(episode.key, episode.reward)
         if group.is_complete:
@@ -293,14 +291,13 @@ class Episodes:
         await self._notify()
 
     async def _fail_left(self) -> None:
-        """Fail the episodes of processes that have been started again. Those of a server before this one do not count:
-        the whole run was stopped."""
+        """Fail the episodes of processes that have been started again. It does not count: others than these may have
+        ended the process, and `supervision.max_restarts` limits how often."""
         for handle in list(self._handles.values()):
             agent = handle.episode.agent
             if agent and self._starts.get(name_of(agent), agent) != agent:
                 try:
-                    what = f"{name_of(agent)} was started again"
-                    await self.fail(handle, RESTARTED, what, counts=not handle.is_continued)
+                    await self.fail(handle, RESTARTED, f"{name_of(agent)} was started again", counts=False)
                 except (GoneError, UnavailableError) as error:  # it falls silent
                     log.warning("an episode of %s could not be ended yet: %s", agent, error)
 
@@ -340,11 +337,9 @@ class Episodes:
             key = group.episodes[index].key
         return self._handles[key]
 
-    def _take(self, group: OpenGroup, episode: Episode) -> Handle:
+    def _take(self, group: OpenGroup, episode: Episode) -> None:
         now = self.now()
-        handle = Handle(group=group, episode=episode, key=episode.key, opened=now, heard=now)
-        self._handles[episode.key] = handle
-        return handle
+        self._handles[episode.key] = Handle(group=group, episode=episode, key=episode.key, opened=now, heard=now)
 
     async def _append(self, handle: Handle, event: Event, check: Callable[[], None] = lambda: None) -> None:
         """Durable first, then known. Once begun it ends, whether or not its caller waits."""

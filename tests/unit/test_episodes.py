@@ -135,14 +135,14 @@ async def test_an_episode_that_is_given_back_is_no_attempt_of_those_that_are_lim
 
 
 @in_loop
-async def test_the_episodes_of_a_process_that_was_restarted_begin_again_at_once() -> None:
+async def test_the_episodes_of_a_process_that_was_restarted_begin_again_at_once_and_lose_no_attempt() -> None:
     front = Front()
     await front.episodes.adopt(REQUEST)
     (first,) = await front.episodes.open(1, 0.0, "agents-0@a")
     (other,) = await front.episodes.open(1, 0.0, "agents-1@a")
     assert await front.episodes.open(1, 0.0, "agents-0@a") == [], "the same start has its episode still"
     (again,) = await front.episodes.open(1, 0.0, "agents-0@b")
-    assert (again.episode.index, again.episode.attempts) == (first.episode.index, 1)
+    assert (again.episode.index, again.episode.attempts) == (first.episode.index, 0)
     with pytest.raises(GoneError):
         front.episodes.handle_of(first.key)
     assert front.episodes.handle_of(other.key) is other
@@ -151,7 +151,7 @@ async def test_the_episodes_of_a_process_that_was_restarted_begin_again_at_once(
 
 @pytest.mark.parametrize("comes_first", ["the journal", "the agent"])
 @in_loop
-async def test_a_resumed_run_opens_the_episodes_of_its_former_processes_without_an_attempt(comes_first: str) -> None:
+async def test_a_resumed_run_opens_the_episodes_of_its_former_processes(comes_first: str) -> None:
     before = Front()
     await before.episodes.adopt(REQUEST)
     (mine,) = await before.episodes.open(1, 0.0, "agents-0@a")
