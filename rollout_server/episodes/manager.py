@@ -17,6 +17,7 @@ import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -296,10 +297,11 @@ class Episodes:
         for handle in list(self._handles.values()):
             agent = handle.episode.agent
             if agent and self._starts.get(name_of(agent), agent) != agent:
-                try:
-                    await self.fail(handle, RESTARTED, f"{name_of(agent)} was started again", counts=False)
-                except (GoneError, UnavailableError) as error:  # it falls silent
-                    log.warning("an episode of %s could not be ended yet: %s", agent, error)
+                with suppress(GoneError):  # two requests may be adopted at a time
+                    try:
+                        await self.fail(handle, RESTARTED, f"{name_of(agent)} was started again", counts=False)
+                    except UnavailableError as error:  # it falls silent
+                        log.warning("an episode of %s could not be ended yet: %s", agent, error)
 
     def require_open(self, key: str) -> None:
         """Raises: GoneError for a key without an open episode."""

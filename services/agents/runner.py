@@ -73,6 +73,7 @@ class AgentRunner:
                     task = asyncio.create_task(self._run_one(episode))
                     self._running[task] = episode
                     task.add_done_callback(self._end)
+                self._polling = None  # what it brought is running
         finally:
             watching.cancel()
             await self._give_all_back()
@@ -160,7 +161,7 @@ class AgentRunner:
 
     async def _give_back_polled(self) -> None:
         """A poll in a thread cannot be cancelled."""
-        if self._polling is None or self._polling.done():  # what it brought is running, or has ended
+        if self._polling is None:
             return
         for episode in await self._polling:
             await asyncio.to_thread(self._service_of(episode).give_back, episode.key, "stopped")

@@ -230,6 +230,23 @@ def test_episodes_that_a_poll_brings_to_a_runner_that_stops_are_given_back() -> 
     assert service.ends == [("key-0", "given back: stopped")]
 
 
+def test_episodes_that_arrive_in_the_moment_of_the_stop_are_given_back() -> None:
+    async def rollout(client: Any, prompt: Prompt) -> float:
+        return 1.0
+
+    async def stopped() -> None:
+        runner = runner_of(AgentsConfig(), rollout, service)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner._polling is not None)
+        assert runner._polling is not None
+        runner._polling.add_done_callback(lambda _: task.cancel())
+        await asyncio.gather(task, return_exceptions=True)
+
+    service = Service(1)
+    asyncio.run(stopped())
+    assert service.ends == [("key-0", "given back: stopped")]
+
+
 # -- the gate
 
 
