@@ -231,6 +231,13 @@ def test_episodes_that_a_poll_brings_to_a_runner_that_stops_are_given_back() -> 
 
 
 def test_episodes_that_arrive_in_the_moment_of_the_stop_are_given_back() -> None:
+    may_answer = threading.Event()
+
+    class Slow(Service):
+        def open(self, count: int, *, wait_s: float = 0.0) -> list[OpenedEpisode]:
+            may_answer.wait(5)
+            return super().open(count, wait_s=wait_s)
+
     async def rollout(client: Any, prompt: Prompt) -> float:
         return 1.0
 
@@ -240,9 +247,10 @@ def test_episodes_that_arrive_in_the_moment_of_the_stop_are_given_back() -> None
         await until(lambda: runner._polling is not None)
         assert runner._polling is not None
         runner._polling.add_done_callback(lambda _: task.cancel())
+        may_answer.set()
         await asyncio.gather(task, return_exceptions=True)
 
-    service = Service(1)
+    service = Slow(1)
     asyncio.run(stopped())
     assert service.ends == [("key-0", "given back: stopped")]
 
