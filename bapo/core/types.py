@@ -89,6 +89,10 @@ ImageDigests = Annotated[
 ]
 
 
+MESSAGES = "_messages"
+"""The column with the conversation that a prompt was rendered from."""
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A prompt x and its run-wide identity u_i (eq. 4). Raises ContractError for an answer that is not a map of JSON
     values."""
@@ -103,6 +107,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """What the task needs to grade: JSON values only."""
     images: ImageDigests = ()
     """sha256 of each image file, one per `<image>` in the text, in order; the files are RUN/images/<digest>."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What an agent's conversation begins with: the messages that the text was rendered from, or one with the
+        text."""
+        return [dict(found) for found in self.answer.get(MESSAGES) or [{"role": "user", "content": self.text}]]
 
     def __post_init__(self) -> None:
         if not isinstance(self.answer, Mapping):

@@ -26,7 +26,7 @@ from bapo.algorithms.settings import Frozen
 from bapo.core.codec import require_carried
 from bapo.core.errors import ConfigError, ContractError, did_you_mean
 from bapo.core.types import IMAGE as IMAGE
-from bapo.core.types import Prompt
+from bapo.core.types import MESSAGES, Prompt
 
 Graded = float | None | tuple[float | None, Mapping[str, float]]
 """The reward of a response, None: it cannot be graded; or the reward and facts, which are recorded."""
@@ -165,7 +165,7 @@ def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt,
     return task.extract if says and (task.extracts_by_gold or not another_reward) else None
 
 
-ROW, MESSAGES, TEMPLATED = "_row", "_messages", "_templated"
+ROW, TEMPLATED = "_row", "_templated"
 """Reserved keys of `Prompt.answer`: the prompt's position in its file, its original conversation, and whether a chat
 template wrote its text. None of them changes the prompt's id."""
 RESERVED = frozenset({ROW, MESSAGES, TEMPLATED})

@@ -22,11 +22,10 @@ from pydantic import Field, field_validator
 
 from bapo.config.rewards import OWN
 from bapo.core.errors import ConfigError
-from bapo.core.types import Prompt
+from bapo.core.types import MESSAGES, Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import (
     IMAGE,
-    MESSAGES,
     ROW,
     TRAIN,
     Graded,

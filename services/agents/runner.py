@@ -20,15 +20,17 @@ from bapo.core.errors import BapoError, UnavailableError
 from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.core.user_code import place_of
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
+from services.agents.loop_watch import watch_loop
 from services.agents.outcome import GRADE, Grade, OpenAIClient, Outcome, Rollout
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 5.0
-"""Long poll for episodes."""
+WAIT_S = 1.5
+"""Long poll for episodes: shorter than the end of a process may take."""
 PAUSE_S = 2.0
 """After a failed poll."""
-GIVE_BACK_S = 6.0
+GIVE_BACK_S = 1.8
+"""The launcher waits for two seconds (`services.launcher.supervision.children`)."""
 BEATS_PER_LEASE = 3
 
 
@@ -60,6 +62,7 @@ class AgentRunner:
 
     async def run(self) -> None:
         """Run episodes until cancelled, which gives back those that have not ended."""
+        watching = asyncio.create_task(watch_loop())
         try:
             while True:
                 room = self._settings.episodes_per_process - len(self._running)
@@ -71,7 +74,9 @@ class AgentRunner:
                     task = asyncio.create_task(self._run_one(episode))
                     self._running[task] = episode
                     task.add_done_callback(self._end)
+                self._polling = None  # what it brought is running
         finally:
+            watching.cancel()
             await self._give_all_back()
 
     async def _open(self, room: int) -> list[OpenedEpisode]:
@@ -113,13 +118,14 @@ class AgentRunner:
         service = self._service_of(episode)
         ungraded = partial(service.ungraded, episode.key)
         client = self._make_client(episode)
+        limit = asyncio.timeout(self._settings.timeout_s)
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with limit:
                 reward, facts = _without_facts(await self._rollout(client, episode.prompt))
-        except TimeoutError:
-            return partial(ungraded, f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}")
-        except Exception as error:  # noqa: BLE001 - a user's agent raises anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's agent raises anything, or calls sys.exit
             message = f"{type(error).__name__}: {error}{place_of(error)}"
+            if limit.expired():  # and not a time limit of the agent's own
+                message = f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}"
             log.warning("episode %s raised %s", episode.episode_id, message)
             return partial(ungraded, message)
         if reward is GRADE:
@@ -156,7 +162,7 @@ class AgentRunner:
 
     async def _give_back_polled(self) -> None:
         """A poll in a thread cannot be cancelled."""
-        if self._polling is None or self._polling.done():  # what it brought is running, or has ended
+        if self._polling is None:
             return
         for episode in await self._polling:
             await asyncio.to_thread(self._service_of(episode).give_back, episode.key, "stopped")

@@ -60,6 +60,18 @@ def test_the_files_over_the_first_example_load(monkeypatch: pytest.MonkeyPatch) 
     assert (prompt.text, task.reward(prompt, "<answer>30+2</answer>"), task.reward(prompt, "32")) == ("30,2->32:", 1, 0)
 
 
+def test_the_agent_of_the_documentation_reads_what_was_wrong_with_a_call_and_rewards_the_right_answer() -> None:
+    rollout = load_rollout(f"{EXAMPLES}/agents/agent.py:rollout", AgentsConfig())
+    row = Prompt(prompt_id="p", text="a+b", task="lookup", answer={"values": {"a": 37, "b": 5}, "value": 42})
+    client = ScriptedClient(calls(("get", {"name": "a"})), calls(("get", {"key": "a"})), "<answer>42</answer>")
+    assert asyncio.run(rollout(client, row)) == 1.0
+    assert [message["content"] for message in client.asked[-1] if message["role"] == "tool"] == [
+        "error: KeyError('key')",
+        "37",
+    ]
+    assert asyncio.run(rollout(ScriptedClient("<answer>41</answer>"), row)) == 0.0
+
+
 def test_the_environment_of_the_gallery_answers_calls_and_rewards_the_right_answer() -> None:
     settings = AgentsConfig(rollout=f"env:{EXAMPLES}/agents/environment.py:Lookup")
     rollout = load_rollout(settings.rollout or "", settings)

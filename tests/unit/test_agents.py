@@ -19,6 +19,7 @@ from rollout_server.calls import Finished
 from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
 from rollout_server.episodes.gate import digest_of, is_retry, key_of, problem_of
+from services.agents.loop_watch import watch_loop
 from services.agents.outcome import GRADE, Rollout
 from services.agents.runner import AgentRunner
 from tests.support.agents import sequence_of
@@ -127,12 +128,14 @@ def test_a_rollout_may_return_facts_and_one_that_is_no_number_costs_no_episode()
         (float("nan"), "returned nan, not a reward"),
         ("1", "returned '1', not a reward"),
         (ValueError("no browser"), "ValueError: no browser (test_agents.py line "),
+        (SystemExit("no display"), "SystemExit: no display (test_agents.py line "),
+        (TimeoutError("of a page"), "TimeoutError: of a page (test_agents.py line "),
         (None, "None"),
     ],
 )
 def test_what_is_no_reward_is_ungraded_and_never_0(outcome: Any, message: str) -> None:
     async def rollout(client: Any, prompt: Prompt) -> Any:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -148,6 +151,22 @@ def test_an_episode_that_takes_too_long_is_ungraded() -> None:
 
     ((_, said),) = run(rollout, Service(1), num=1, timeout_s=0.05)
     assert "agents.timeout_s = 0.05" in str(said)
+
+
+def test_a_rollout_that_blocks_the_event_loop_is_named_while_it_does() -> None:
+    said: list[str] = []
+
+    async def blocks() -> None:
+        watching = asyncio.create_task(watch_loop(blocked_s=0.05, say=said.append))
+        await asyncio.sleep(0.1)
+        threading.Event().wait(0.3)  # as a request without await
+        await asyncio.sleep(0.1)
+        watching.cancel()
+
+    asyncio.run(blocks())
+    (sentence,) = said
+    assert sentence.startswith("test_agents.py line ")
+    assert "has blocked the event loop" in sentence
 
 
 def test_no_more_episodes_run_than_the_config_allows_and_the_next_follow() -> None:
@@ -213,6 +232,31 @@ def test_episodes_that_a_poll_brings_to_a_runner_that_stops_are_given_back() -> 
         await until(arrived.is_set)
         task.cancel()
         await asyncio.sleep(0.01)
+        may_answer.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    service = Slow(1)
+    asyncio.run(stopped())
+    assert service.ends == [("key-0", "given back: stopped")]
+
+
+def test_episodes_that_arrive_in_the_moment_of_the_stop_are_given_back() -> None:
+    may_answer = threading.Event()
+
+    class Slow(Service):
+        def open(self, count: int, *, wait_s: float = 0.0) -> list[OpenedEpisode]:
+            may_answer.wait(5)
+            return super().open(count, wait_s=wait_s)
+
+    async def rollout(client: Any, prompt: Prompt) -> float:
+        return 1.0
+
+    async def stopped() -> None:
+        runner = runner_of(AgentsConfig(), rollout, service)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner._polling is not None)
+        assert runner._polling is not None
+        runner._polling.add_done_callback(lambda _: task.cancel())
         may_answer.set()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -76,8 +76,11 @@ async def test_a_reward_is_given_once() -> None:
 async def test_an_episode_without_a_call_has_no_reward() -> None:
     front = Front()
     handle, _ = await opened(front)
-    with pytest.raises(ContractError, match="without a call"):
+    with pytest.raises(ContractError, match="without a call of the model cannot have a reward: it is ungraded"):
         await front.episodes.reward(handle.key, 0.0)
+    (again,) = await front.episodes.open(1, 0.0)
+    assert (again.episode.index, again.episode.attempts) == (handle.episode.index, 1)
+    assert front.episodes.last_failure.startswith("no_call: ")
 
 
 @in_loop
@@ -120,6 +123,60 @@ async def test_a_silent_agent_loses_its_episode_and_one_that_waits_for_the_model
     assert again.episode.index == silent.episode.index
     assert front.episodes.handle_of(busy.key) is busy
     assert "failed/silent" in front.counted
+
+
+@in_loop
+async def test_an_episode_that_is_given_back_is_no_attempt_of_those_that_are_limited() -> None:
+    front = Front(max_attempts=1)
+    handle, _ = await opened(front)
+    for _ in range(3):
+        await front.episodes.fail(handle, "given_back", counts=False)
+        (handle,) = await front.episodes.open(1, 0.0)
+    assert (front.refused, handle.episode.attempts) == ([], 0)
+
+
+@in_loop
+async def test_the_episodes_of_a_process_that_was_restarted_begin_again_at_once_and_lose_no_attempt() -> None:
+    front = Front()
+    await front.episodes.adopt(REQUEST)
+    (first,) = await front.episodes.open(1, 0.0, "agents-0@a")
+    (other,) = await front.episodes.open(1, 0.0, "agents-1@a")
+    assert await front.episodes.open(1, 0.0, "agents-0@a") == [], "the same start has its episode still"
+    (again,) = await front.episodes.open(1, 0.0, "agents-0@b")
+    assert (again.episode.index, again.episode.attempts) == (first.episode.index, 0)
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(first.key)
+    assert front.episodes.handle_of(other.key) is other
+    assert dict(front.episodes.num_failed) == {"agent_restarted": 1}
+
+
+@pytest.mark.parametrize("comes_first", ["the journal", "the agent"])
+@in_loop
+async def test_a_resumed_run_opens_the_episodes_of_its_former_processes(comes_first: str) -> None:
+    before = Front()
+    await before.episodes.adopt(REQUEST)
+    (mine,) = await before.episodes.open(1, 0.0, "agents-0@a")
+    (outside,) = await before.episodes.open(1, 0.0)
+    after = Front(before.journal)
+    if comes_first == "the journal":
+        await after.episodes.adopt(REQUEST)
+        (again,) = await after.episodes.open(1, 0.0, "agents-0@b")
+    else:
+        assert await after.episodes.open(1, 0.0, "agents-0@b") == []
+        await after.episodes.adopt(REQUEST)
+        (again,) = await after.episodes.open(1, 0.0, "agents-0@b")
+    assert (again.episode.index, again.episode.attempts) == (mine.episode.index, 0)
+    assert after.episodes.handle_of(outside.key).episode.index == outside.episode.index
+
+
+@in_loop
+async def test_a_group_that_is_given_up_says_what_failed_at_last() -> None:
+    front = Front(max_attempts=1)
+    handle, _ = await opened(front)
+    await front.episodes.fail(handle, "ungraded", "KeyError: 'value' (agent.py line 9)")
+    (detail,) = front.details
+    assert detail.startswith("episode 0 failed 1 times")
+    assert detail.endswith("the last time: KeyError: 'value' (agent.py line 9)")
 
 
 @in_loop

@@ -34,6 +34,9 @@ VERIFIER_REASONS = {
     for error in (UngradedError, VerifierKilledError, VerifierMemoryError, VerifierRaisedError, VerifierTimeoutError)
 }
 
+EPISODE = "episode_"
+"""Begins the reasons of groups whose agents failed."""
+
 
 def losses(
     counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]], last_failure: str = ""
@@ -124,7 +127,10 @@ def untrained(rows: Sequence[Mapping[str, Any]]) -> str:
 def _last(failure: str, lost: Counter[str]) -> str:
     """The newest failure of this kind, and where the others are."""
     reason, _, detail = failure.partition(": ")
-    return f"; the last: {detail}; all: logs/worker-*.log" if detail and reason in lost else ""
+    if not detail or reason not in lost:
+        return ""
+    logs = "logs/rollout_server.log" if reason.startswith(EPISODE) else "logs/worker-*.log"
+    return f"; the last: {detail}; all: {logs}"
 
 
 def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:

@@ -6,6 +6,7 @@ what the optimizer did and how certain the held-out change is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.statistics import shared_means
 from bapo.core.text import ORIGIN_COLORS, ORIGINS, count, duration, num_groups, percent, staleness
 from bapo.runtime.run_directory.shortfall import NEARLY_EMPTY
+from bapo.transport.rollout_client import AgentsStatus
 from services.launcher.display.snapshot import Snapshot
 from services.launcher.display.summary import change_text, episodes, losses, rewards
 from services.launcher.supervision.children import ProcessLine
@@ -156,6 +158,8 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     for what, sentence in (("rewards", rewards(snapshot.metrics)), ("episodes", episodes(snapshot.metrics))):
         if sentence:
             table.add_row(what, Text(sentence))
+    if snapshot.agents is not None:
+        table.add_row("agents", Text(agents_sentence(snapshot.agents, snapshot.waits_for_agents)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):
@@ -164,6 +168,21 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
         table.add_row("workers", packed(_workers(snapshot), width - LABEL_CHARS))
     if table.rows:
         yield Padding(table, (1, 0, 0, 0))
+
+
+def agents_sentence(agents: AgentsStatus, command: str = "") -> str:
+    """How many episodes agents have, and how many attempts have failed and why.
+
+    Args:
+        command: what to type where episodes wait and no agent has come.
+    """
+    sentence = f"{agents.num_open} episodes open, {agents.num_waiting} waiting"
+    if command and agents.num_waiting and not agents.num_open:
+        sentence = f"{agents.num_waiting} episodes wait for an agent: {command} (address {agents.base_url})"
+    if not agents.failed:
+        return sentence
+    reasons = ", ".join(f"{number} {reason}" for reason, number in Counter(agents.failed).most_common())
+    return f"{sentence}; failed attempts: {reasons}; the last: {agents.last_failure}"
 
 
 def packed(parts: Iterable[str], width: int) -> Text:
