@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(data: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return bapo(
-        "sft", str(data), "--epochs", "2", "--model.path", "models/lookup-tiny", "--model.dtype", "float32",
+        "sft", str(data), "--sft.epochs", "2", "--model.path", "models/lookup-tiny", "--model.dtype", "float32",
         "--learner.device", "cpu", "--algorithm.batch_size", "4", "--learner.lr", "1e-3", "--checkpoint.every", "2",
         "--run.root", str(folder), *more,
     )  # fmt: skip
@@ -60,6 +60,7 @@ def test_mistakes_are_said_in_one_line(tmp_path: Path, data: Path) -> None:
         ((str(tmp_path / "none.jsonl"),), "cannot read"),
         ((str(data), "--model.path", "no/such/model"), "no/such/model"),
         ((str(data), "--sft.epochs", "0"), "sft.epochs"),
+        ((str(data), "--run.num_steps", "9"), "bapo sft sets run.num_steps itself: give --epochs"),
     ):
         done = bapo("sft", *words, "--run.root", str(tmp_path))
         assert done.returncode == 2

@@ -23,12 +23,21 @@ DEFAULTS = (
     "--learner.minibatch_size=1", "--diagnostics.texts=0",
 )  # fmt: skip
 """Below what the command line says."""
+LENGTH = "give --epochs"
+BATCHES = "a step is one update by algorithm.batch_size conversations"
+OWN = {
+    "sft.data": "it is the first argument", "run.num_steps": LENGTH, "learner.minibatch_size": BATCHES,
+    "cadence.weight_sync_interval": BATCHES, "cadence.reevaluation_interval": BATCHES,
+    "learner.port": "a free one is taken",
+}  # fmt: skip
+"""What the command line cannot set, and what to do; in a file, which may be that of the run that follows, it has no
+effect."""
 
 
 def sft(
     data: Annotated[str, typer.Argument(metavar="DATA.jsonl", help="Conversations.")],
     config: Tokens = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data; default 1.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run DATA.")] = False,
 ) -> None:
     """Fine-tune a model on conversations, before reinforcement learning; makes a model folder for `bapo train`.
@@ -49,8 +58,11 @@ def sft(
         _learn(run, "--resume")
     num_rows = _count(data)
     files, overrides = split_tokens(config or [])
+    names = [token[2:].partition("=")[0] for token in overrides if token.startswith("--")]
+    if taken := [name for name in names if name in OWN]:
+        raise ConfigError(f"bapo sft sets {taken[0]} itself: {OWN[taken[0]]}")
     given = load_config(files, [*DEFAULTS, *overrides])
-    batch_size = given.algorithm.batch_size
+    batch_size, epochs = given.algorithm.batch_size, epochs or (given.sft.epochs if given.sft else 1)
     num_steps = epochs * -(-num_rows // batch_size)
     own = [
         f"--sft.data={json.dumps(data)}", f"--sft.epochs={epochs}", f"--run.num_steps={num_steps}",
