@@ -9,6 +9,7 @@ no other; the key of a failed attempt is dead.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from bapo.core.turns import FROM_NOTHING
 
 Count = Annotated[int, Meta(ge=0)]
 KEY_BYTES = 24
+_KEY = re.compile(r"sk-bapo-[A-Za-z0-9_-]{32}")
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -107,6 +109,11 @@ def unpack_event(data: bytes) -> Event:
 def new_key() -> str:
     """A key that cannot be guessed. Its look is that of the keys that SDKs check."""
     return f"sk-bapo-{secrets.token_urlsafe(KEY_BYTES)}"
+
+
+def is_key(text: str) -> bool:
+    """Whether an episode of some run may have had this key: those that have ended are not all remembered."""
+    return _KEY.fullmatch(text) is not None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

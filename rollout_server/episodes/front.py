@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from bapo.config.agents import AgentsConfig
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, UnavailableError
 from bapo.core.types import RolloutRequest
@@ -30,7 +31,7 @@ from rollout_server.claims import Claims
 from rollout_server.delivery import NUM_GRADERS, Delivery
 from rollout_server.episodes import routes
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
-from rollout_server.episodes.gate import Gate
+from rollout_server.episodes.gate import Gate, KeyInPath
 from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.journal import BufferJournal
 from rollout_server.episodes.manager import Episodes, OpenGroup
@@ -144,6 +145,7 @@ class AgentFront:
     async def _main(self) -> None:
         from rollout_server.episodes.vllm_serving import Client, make_app  # here: takes ten seconds
 
+        assert self._config.agents is not None
         self._loop = asyncio.get_running_loop()
         client = Client(self._config)  # type: ignore[abstract]  # what is not for agents refuses
         engines = EngineCalls(self._ready)
@@ -158,7 +160,8 @@ class AgentFront:
         )
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
-        app = self._guarded(await make_app(self._config, client))
+        app = await make_app(self._config, client)
+        guard(app, self._episodes, self._config.agents, base_url=self._base_url, keyring=self._keyring)
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **SERVER_SETTINGS))
         self._delivery.start()
         loops = (self._follow_versions(), self._episodes.watch(), self._show())
@@ -168,17 +171,6 @@ class AgentFront:
         for task in (*background, *self._tasks):
             task.cancel()
         engines.close()
-
-    def _guarded(self, app: FastAPI) -> FastAPI:
-        """vLLM's routes are open to whoever has the key of an episode, ours to agents' tokens."""
-        for route in app.router.routes:
-            if (endpoint := getattr(route, "endpoint", None)) is not None:
-                endpoint.rule = Rule(is_open=True, most_bytes=MAX_BODY_BYTES)
-        assert self._config.agents is not None
-        routes.attach(app, self._episodes, base_url=self._base_url, with_answers=self._config.agents.with_answers)
-        app.add_middleware(Gate, is_known=self._episodes.require_open)
-        app.add_middleware(HttpGuard, routes=app.router.routes, keyring=self._keyring, refused=lambda reason: None)
-        return app
 
     async def _follow_versions(self) -> None:
         """Claim what the slowest ready worker may sample; nothing before there is one."""
@@ -233,3 +225,14 @@ class AgentFront:
 
     def _refuse(self, request: RolloutRequest, reason: str, detail: str) -> None:
         self._delivery.refuse_async(request.request_id, reason, detail)
+
+
+def guard(app: FastAPI, episodes: Episodes, settings: AgentsConfig, *, base_url: str, keyring: Keyring | None) -> None:
+    """Make vLLM's app the agents' address: its routes are open to whoever has the key of an episode, ours to tokens."""
+    for route in app.router.routes:
+        if (endpoint := getattr(route, "endpoint", None)) is not None:
+            endpoint.rule = Rule(is_open=True, most_bytes=MAX_BODY_BYTES)
+    routes.attach(app, episodes, base_url=base_url, with_answers=settings.with_answers)
+    app.add_middleware(Gate, require_open=episodes.require_open, keyring=keyring)
+    app.add_middleware(HttpGuard, routes=app.router.routes, keyring=keyring, refused=lambda reason: None)
+    app.add_middleware(KeyInPath)

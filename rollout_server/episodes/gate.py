@@ -2,6 +2,8 @@
 
     Authorization: Bearer KEY | x-api-key: KEY | /e/KEY/v1/...      any SDK that takes a base_url and an api_key
 
+    KeyInPath --> HttpGuard --> Gate --> vLLM's routes, ours
+
 Sampling parameters (temperature, top_p, seed, penalties) are accepted and have no effect. What would make the recorded
 log-probs those of another distribution is refused by name, with a status that SDKs do not retry.
 """
@@ -15,12 +17,16 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from bapo.core.errors import BapoError
+from bapo.core.errors import AccessError, BapoError
+from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.transport.http_guard import App, Message, Receive, Scope, Send
 from rollout_server.episodes.caller import CALLER, Caller
 
 MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 BY_PATH = "/e/"
+KEY = "bapo.key"
+"""Of the scope: the key that was in the path."""
+OPENING = "POST /v1/episodes gives one"
 RETRIES = b"x-stainless-retry-count"
 """Sent by the SDKs of OpenAI and Anthropic; above 0 for a request that is sent again."""
 
@@ -48,22 +54,37 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = dict.fromkeys(FORBIDDEN, bool) | 
 """Parameters that change what is sampled, or what the engine sees, and when."""
 
 
+class KeyInPath:
+    """ASGI middleware before the guard, which knows the paths without a key."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take the key of an episode out of the path."""
+        if scope["type"] == "http" and scope["path"].startswith(BY_PATH):
+            key, slash, rest = scope["path"].removeprefix(BY_PATH).partition("/")
+            scope = {**scope, "path": slash + rest, "raw_path": (slash + rest).encode(), KEY: key}
+        await self._app(scope, receive, send)
+
+
 class Gate:
     """ASGI middleware around vLLM's app."""
 
-    def __init__(self, app: App, is_known: Callable[[str], None]) -> None:
-        """`is_known`: raises the error of a key that has no open episode."""
-        self._app, self._is_known = app, is_known
+    def __init__(self, app: App, *, require_open: Callable[[str], None], keyring: Keyring | None) -> None:
+        """
+        Args:
+            require_open: raises the error of a key that has no open episode.
+            keyring: of the tokens that some take for keys.
+        """
+        self._app, self._require_open, self._keyring = app, require_open, keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a call on, or refuse it."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] not in MODEL_PATHS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         key = key_of(scope)
-        if scope["path"] not in MODEL_PATHS or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
         body = await _read(receive)
         if refusal := self._refusal(key, body):
             await refusal(scope, receive, send)
@@ -73,23 +94,28 @@ class Gate:
 
     def _refusal(self, key: str, body: bytes) -> JSONResponse | None:
         if not key:
-            return error_response(
-                401, "no key: send the key of an episode as the API key (POST /v1/episodes gives one)"
-            )
+            return error_response(401, f"no key: send the key of an episode as the API key ({OPENING})")
         try:
-            self._is_known(key)
+            self._require_open(key)
+        except AccessError as error:
+            return error_response(error.http_status, self._token_message(key) or str(error))
         except BapoError as error:
             return error_response(error.http_status, str(error))
         problem = problem_of(body)
         return error_response(400, problem) if problem else None
 
+    def _token_message(self, key: str) -> str:
+        """Of a token in the place of a key; empty for anything else."""
+        role = self._keyring.role_of(key) if self._keyring else None
+        if role is None:
+            return ""
+        whose = "the agents' token" if role is Role.AGENT else f"a token of role {role}"
+        return f"this is {whose}: open an episode and use its key ({OPENING})"
+
 
 def key_of(scope: Scope) -> str:
-    """The key of an episode, or ""; one in the path is taken out of it."""
-    if scope["path"].startswith(BY_PATH):
-        key, slash, rest = scope["path"].removeprefix(BY_PATH).partition("/")
-        scope["path"] = slash + rest
-        scope["raw_path"] = scope["path"].encode()
+    """The key of an episode, or "". One in the path comes first: the client has sent another because it must."""
+    if key := scope.get(KEY):
         return str(key)
     headers: dict[bytes, bytes] = dict(scope["headers"])
     bearer = headers.get(b"authorization", b"").decode("latin-1")

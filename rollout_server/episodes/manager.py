@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bapo.config.agents import AgentsConfig
-from bapo.core.errors import ConflictError, ContractError, GoneError, UnavailableError
+from bapo.core.errors import AccessError, ConflictError, ContractError, GoneError, UnavailableError
 from bapo.core.types import RolloutRequest
 from rollout_server.episodes.episode import (
     Ended,
@@ -29,6 +29,7 @@ from rollout_server.episodes.episode import (
     Failed,
     Opened,
     Sampled,
+    is_key,
     new_key,
     pack_event,
     replayed,
@@ -204,10 +205,17 @@ class Episodes:
         return found
 
     def handle_of(self, key: str) -> Handle:
-        """The episode of a key, whose agent has just shown a sign of life. Raises: GoneError."""
+        """The episode of a key, whose agent has just shown a sign of life.
+
+        Raises: GoneError for one that has ended; AccessError for what is not the key of an episode.
+        """
         handle = self._handles.get(key)
+        if handle is None and not is_key(key):
+            raise AccessError("no episode has this key: POST /v1/episodes opens one and gives its key")
         if handle is None:
-            raise GoneError("this episode has ended, or its agent was silent for too long: open another one")
+            raise GoneError(
+                "this episode has ended, its agent was silent for too long, or it is of another run: open another one"
+            )
         handle.heard = self.now()
         return handle
 
@@ -255,7 +263,7 @@ class Episodes:
         await self._notify()
 
     def require_open(self, key: str) -> None:
-        """Raises: GoneError for a key without an open episode."""
+        """Raises: as `handle_of`, for a key without an open episode."""
         self.handle_of(key)
 
     async def watch(self) -> None:

@@ -21,9 +21,10 @@ from bapo.core.errors import BapoError
 from bapo.runtime.auth.api_tokens import Role
 from bapo.tasks.base import RESERVED, conversation_of
 from bapo.transport.http_guard import allow, error_answer
-from rollout_server.episodes.gate import error_response
+from rollout_server.episodes.gate import MODEL_PATHS, error_response
 from rollout_server.episodes.manager import Episodes, Handle
 
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 MAX_COUNT = 256
 MAX_WAIT_S = 60.0
 POLL_S = 0.5
@@ -96,6 +97,17 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
         return error_response(error.http_status, str(error))
 
     app.include_router(router)
+    app.add_api_route("/{path:path}", nothing, methods=list(METHODS), include_in_schema=False)
+
+
+@allow(is_open=True)
+async def nothing(request: Request) -> JSONResponse:
+    """What nothing else answers: a refusal for want of a token would hide that the path is wrong."""
+    return error_response(
+        404,
+        f"{request.method} {request.url.path}: nothing is served here. A client's base_url ends in /v1 (that of "
+        f"Anthropic's SDK does not); agents POST to {', '.join(MODEL_PATHS)}",
+    )
 
 
 async def _opened(episodes: Episodes, body: OpenBody, request: Request) -> list[Handle]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.episode import Sampled, sampled_turn
 from rollout_server.episodes.history import text_mark
 from rollout_server.episodes.manager import Episodes, LeaseLostError, OpenGroup
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine as a test."""
+
+    @wraps(test)
+    def run(*args: Any, **options: Any) -> None:
+        asyncio.run(test(*args, **options))
+
+    return run
 
 
 class MemoryJournal:

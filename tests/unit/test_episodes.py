@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -19,20 +17,10 @@ from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.history import continuation_of
 from rollout_server.episodes.manager import Handle
 from rollout_server.episodes.recorder import ModelCall, Recorder
-from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, turn
+from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, in_loop, turn
 from tests.support.factories import make_request
 
 REQUEST = make_request(prompt_id="a", group_size=2)
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine as a test."""
-
-    @wraps(test)
-    def run(*args: Any, **options: Any) -> None:
-        asyncio.run(test(*args, **options))
-
-    return run
 
 
 async def opened(front: Front, count: int = 2) -> list[Handle]:

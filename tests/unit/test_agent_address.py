@@ -1,0 +1,124 @@
+"""The agents' address, with an echo in the place of vLLM's routes: who may call what, and what a refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request
+
+from bapo.config.agents import AgentsConfig
+from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from rollout_server.episodes.caller import CALLER
+from rollout_server.episodes.episode import new_key
+from rollout_server.episodes.front import guard
+from rollout_server.episodes.gate import MODEL_PATHS
+from tests.support.agents import Front, in_loop, turn
+from tests.support.factories import make_request
+
+TOKENS = {role: f"token-of-the-{role.value}-0123" for role in (Role.AGENT, Role.LEARNER)}
+REQUEST = make_request(prompt_id="a", group_size=2)
+CHAT = "/v1/chat/completions"
+
+
+class Address:
+    """The guarded routes over episodes in memory; every path of the model answers with what it got."""
+
+    def __init__(self) -> None:
+        self.front = Front()
+        app = FastAPI()
+        app.router.routes.clear()
+        for path in MODEL_PATHS:
+            app.post(path)(_echo)
+        app.get("/v1/models")(_models)
+        keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
+        guard(app, self.front.episodes, AgentsConfig(), base_url="http://agents/v1", keyring=keyring)
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agents")
+
+    async def open(self) -> str:
+        """The key of an episode with one call."""
+        await self.front.episodes.adopt(REQUEST)
+        (found,) = await self.said("POST", "/v1/episodes", token=TOKENS[Role.AGENT], json={"count": 1})
+        await self.front.episodes.record(self.front.episodes.handle_of(found["key"]), turn(0))
+        return str(found["key"])
+
+    async def call(self, method: str, path: str, token: str = "", **options: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return await self._client.request(method, path, headers=headers | options.pop("headers", {}), **options)
+
+    async def said(self, method: str, path: str, status: int = 200, **options: Any) -> Any:
+        answer = await self.call(method, path, **options)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def refusal(self, status: int, method: str, path: str, **options: Any) -> str:
+        """The message of a refusal, which is one line."""
+        said = await self.said(method, path, status, **options)
+        message = said["error"]["message"] if isinstance(said["error"], dict) else said["message"]
+        assert "\n" not in message
+        return str(message)
+
+
+async def _echo(request: Request) -> dict[str, Any]:
+    return {"key": CALLER.get().key, "body": await request.json()}
+
+
+async def _models() -> list[str]:
+    return ["policy"]
+
+
+# -- keys and tokens
+
+
+@in_loop
+async def test_a_key_in_the_path_is_as_good_as_one_in_a_header() -> None:
+    address = Address()
+    key = await address.open()
+    for path in MODEL_PATHS:
+        assert (await address.said("POST", f"/e/{key}{path}", json={}))["key"] == key
+    assert await address.said("GET", f"/e/{key}/v1/models") == ["policy"]
+    said = await address.said("POST", f"/e/{key}{CHAT}", token="a-key-that-the-sdk-insists-on", json={})
+    assert said["key"] == key
+    assert (await address.said("POST", CHAT, token=key, json={}))["key"] == key
+    assert (await address.said("POST", CHAT, headers={"x-api-key": key}, json={}))["key"] == key
+
+
+@in_loop
+async def test_a_key_in_the_path_opens_no_further_episode() -> None:
+    address = Address()
+    key = await address.open()
+    assert "token" in await address.refusal(401, "POST", f"/e/{key}/v1/episodes", json={"count": 1})
+
+
+@in_loop
+async def test_what_is_not_the_key_of_an_episode_is_told_what_it_is() -> None:
+    address = Address()
+    await address.open()
+    assert "no key: send the key of an episode" in await address.refusal(401, "POST", CHAT, json={})
+    assert "no episode has this key" in await address.refusal(401, "POST", CHAT, token="sk-proj-1", json={})
+    agents = await address.refusal(401, "POST", CHAT, token=TOKENS[Role.AGENT], json={})
+    assert agents == "this is the agents' token: open an episode and use its key (POST /v1/episodes gives one)"
+    assert "a token of role learner" in await address.refusal(401, "POST", CHAT, token=TOKENS[Role.LEARNER], json={})
+    assert "no episode has this key" in await address.refusal(401, "POST", "/v1/episodes/sk-1/reward", json={})
+
+
+@in_loop
+async def test_an_episode_that_has_ended_is_gone_and_so_is_one_of_before_a_restart() -> None:
+    address = Address()
+    key = await address.open()
+    assert await address.said("POST", f"/v1/episodes/{key}/reward", json={"reward": 1.0}) == {"state": "ok"}
+    for ended in (key, new_key()):
+        assert "has ended" in await address.refusal(410, "POST", CHAT, token=ended, json={})
+        assert "has ended" in await address.refusal(410, "POST", f"/v1/episodes/{ended}/heartbeat")
+
+
+@in_loop
+async def test_a_wrong_path_is_named_with_and_without_a_key() -> None:
+    address = Address()
+    key = await address.open()
+    for path in ("/v1/embeddings", "/chat/completions", f"/e/{key}/chat/completions"):
+        said = await address.refusal(404, "POST", path, token=key, json={})
+        assert "base_url ends in /v1" in said
+        assert CHAT in said
+    await address.refusal(404, "GET", CHAT, token=key)
+    await address.refusal(404, "POST", "/v1/embeddings", json={})
