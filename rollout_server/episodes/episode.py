@@ -52,6 +52,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
     text_chars: Count
     text_digest: bytes
     """Length and digest of the rendered text up to the end of the turn (`history.py`)."""
+    cut_by_agent: bool = False
+    """Whether it is truncated by the `max_tokens` of the agent, which was smaller than the run's limits."""
 
     @property
     def context_ids(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -198,8 +200,14 @@ def sampled_turn(
     parent: int,
     context_ids: Sequence[int],
     mark: tuple[int, bytes],
+    has_own_limit: bool = False,
 ) -> Sampled:
-    """The event of a finished call. `mark`: of the text up to its end (`history.text_mark`)."""
+    """The event of a finished call.
+
+    Args:
+        mark: of the text up to its end (`history.text_mark`).
+        has_own_limit: whether the agent's `max_tokens` was the smallest limit.
+    """
     return Sampled(
         index=index,
         call=call,
@@ -211,4 +219,5 @@ def sampled_turn(
         truncated=sequence.truncated,
         text_chars=mark[0],
         text_digest=mark[1],
+        cut_by_agent=sequence.truncated and has_own_limit,
     )

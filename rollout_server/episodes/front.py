@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from bapo.config.agents import AgentsConfig
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, UnavailableError
 from bapo.core.types import RolloutRequest
@@ -145,7 +144,6 @@ class AgentFront:
     async def _main(self) -> None:
         from rollout_server.episodes.vllm_serving import Client, make_app  # here: takes ten seconds
 
-        assert self._config.agents is not None
         self._loop = asyncio.get_running_loop()
         client = Client(self._config)  # type: ignore[abstract]  # what is not for agents refuses
         engines = EngineCalls(self._ready)
@@ -161,7 +159,7 @@ class AgentFront:
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
         app = await make_app(self._config, client)
-        guard(app, self._episodes, self._config.agents, base_url=self._base_url, keyring=self._keyring)
+        guard(app, self._episodes, self._config, base_url=self._base_url, keyring=self._keyring)
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **SERVER_SETTINGS))
         self._delivery.start()
         loops = (self._follow_versions(), self._episodes.watch(), self._show())
@@ -227,12 +225,20 @@ class AgentFront:
         self._delivery.refuse_async(request.request_id, reason, detail)
 
 
-def guard(app: FastAPI, episodes: Episodes, settings: AgentsConfig, *, base_url: str, keyring: Keyring | None) -> None:
+def guard(app: FastAPI, episodes: Episodes, config: Config, *, base_url: str, keyring: Keyring | None) -> None:
     """Make vLLM's app the agents' address: its routes are open to whoever has the key of an episode, ours to tokens."""
+    settings = config.agents
+    assert settings is not None
     for route in app.router.routes:
         if (endpoint := getattr(route, "endpoint", None)) is not None:
             endpoint.rule = Rule(is_open=True, most_bytes=MAX_BODY_BYTES)
     routes.attach(app, episodes, base_url=base_url, with_answers=settings.with_answers)
-    app.add_middleware(Gate, require_open=episodes.require_open, keyring=keyring)
+    app.add_middleware(
+        Gate,
+        require_open=episodes.require_open,
+        keyring=keyring,
+        model_name=settings.model_name,
+        longest=config.rollout.longest_sequence,
+    )
     app.add_middleware(HttpGuard, routes=app.router.routes, keyring=keyring, refused=lambda reason: None)
     app.add_middleware(KeyInPath)

@@ -27,6 +27,8 @@ BY_PATH = "/e/"
 KEY = "bapo.key"
 """Of the scope: the key that was in the path."""
 OPENING = "POST /v1/episodes gives one"
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Of a reply, as the endpoints name it."""
 RETRIES = b"x-stainless-retry-count"
 """Sent by the SDKs of OpenAI and Anthropic; above 0 for a request that is sent again."""
 
@@ -71,46 +73,54 @@ class KeyInPath:
 class Gate:
     """ASGI middleware around vLLM's app."""
 
-    def __init__(self, app: App, *, require_open: Callable[[str], None], keyring: Keyring | None) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        require_open: Callable[[str], None],
+        keyring: Keyring | None,
+        model_name: str,
+        longest: int,
+    ) -> None:
         """
         Args:
             require_open: raises the error of a key that has no open episode.
             keyring: of the tokens that some take for keys.
+            model_name: that of the one model that is served.
+            longest: tokens of the longest call, prompt and reply together.
         """
         self._app, self._require_open, self._keyring = app, require_open, keyring
+        self._model_name, self._longest = model_name, longest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a call on, or refuse it."""
-        if scope["type"] != "http" or scope["path"] not in MODEL_PATHS or scope["method"] != "POST":
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path not in MODEL_PATHS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        key = key_of(scope)
-        body = await _read(receive)
-        if refusal := self._refusal(key, body):
-            await refusal(scope, receive, send)
+        key, body = key_of(scope), await _read(receive)
+        try:
+            self._check(key)
+            fields = fields_of(body)
+        except BapoError as error:
+            await error_response(error.http_status, str(error))(scope, receive, send)
             return
-        CALLER.set(Caller(key=key, digest=digest_of(scope["path"], body), is_retry=is_retry(scope)))
-        await self._app(scope, _replayed(body, receive), send)
+        CALLER.set(Caller(key=key, digest=digest_of(path, body), is_retry=is_retry(scope)))
+        served = adapted(path, fields, model_name=self._model_name, longest=self._longest)
+        await self._app(scope, _replayed(json.dumps(served).encode(), receive), send)
 
-    def _refusal(self, key: str, body: bytes) -> JSONResponse | None:
+    def _check(self, key: str) -> None:
+        """Raises: AccessError, or that of `require_open`."""
         if not key:
-            return error_response(401, f"no key: send the key of an episode as the API key ({OPENING})")
+            raise AccessError(f"no key: send the key of an episode as the API key ({OPENING})")
         try:
             self._require_open(key)
-        except AccessError as error:
-            return error_response(error.http_status, self._token_message(key) or str(error))
-        except BapoError as error:
-            return error_response(error.http_status, str(error))
-        problem = problem_of(body)
-        return error_response(400, problem) if problem else None
-
-    def _token_message(self, key: str) -> str:
-        """Of a token in the place of a key; empty for anything else."""
-        role = self._keyring.role_of(key) if self._keyring else None
-        if role is None:
-            return ""
-        whose = "the agents' token" if role is Role.AGENT else f"a token of role {role}"
-        return f"this is {whose}: open an episode and use its key ({OPENING})"
+        except AccessError:
+            role = self._keyring.role_of(key) if self._keyring else None
+            if role is None:
+                raise
+            whose = "the agents' token" if role is Role.AGENT else f"a token of role {role}"
+            raise AccessError(f"this is {whose}: open an episode and use its key ({OPENING})") from None
 
 
 def key_of(scope: Scope) -> str:
@@ -135,22 +145,39 @@ def is_retry(scope: Scope) -> bool:
     return given.isdecimal() and int(given) > 0
 
 
-def problem_of(body: bytes) -> str:
-    """Why this request cannot be part of an episode; empty if it can."""
+class CallError(BapoError):
+    """A call that cannot be part of an episode."""
+
+    http_status = 400
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """What a client asks for. Raises: CallError."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return "the body is not JSON"
+        raise CallError("the body is not JSON") from None
     if not isinstance(fields, dict):
-        return "the body is not a JSON object"
+        raise CallError("the body is not a JSON object")
     for name, is_refused in REFUSED.items():
         if is_refused(fields.get(name)):
             shown = json.dumps(fields[name])[:100]
-            return (
+            raise CallError(
                 f"{name} = {shown} changes what is sampled or seen, so that the recorded log-probs would be of another "
                 "distribution: remove it (temperature, top_p, seed and penalties are accepted and have no effect)"
             )
-    return ""
+    return fields
+
+
+def adapted(path: str, fields: Mapping[str, Any], *, model_name: str, longest: int) -> dict[str, Any]:
+    """The call as vLLM serves it: whatever model the client names is the policy, a limit of its own never too large.
+
+    Messages without tools have the choice of none: for a missing one vLLM parses calls of tools, and then shows none.
+    """
+    limits = {name: min(fields[name], longest) for name in LIMITS if type(fields.get(name)) is int}
+    is_plain = path == "/v1/messages" and not fields.get("tools")
+    choice = {"tool_choice": {"type": "none"}} if is_plain else {}
+    return {**fields, "model": model_name, **limits, **choice}
 
 
 def error_response(status: int, message: str) -> JSONResponse:

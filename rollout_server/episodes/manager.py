@@ -123,7 +123,7 @@ class Episodes:
             deliver: called with a complete group.
             refuse: called with a request that cannot be completed, a reason and details.
             lost: called with a request whose lease is found to be lost, so that a later claim of it is a new one.
-            count: called with the name of each event: opened, turn, fork, ended, failed/<reason>.
+            count: called with the name of each event: opened, turn, fork, cut, ended, failed/<reason>.
         """
         self._settings, self._journal = settings, journal
         self._deliver, self._refuse, self._lost = deliver, refuse, lost
@@ -225,6 +225,8 @@ class Episodes:
         self._count("turn")
         if turn.parent < 0 and len(handle.episode.turns) > 1:
             self._count("fork")
+        if turn.cut_by_agent:
+            self._count("cut")
 
     async def reward(self, key: str, reward: float) -> str:
         """End an episode. `reward`: in [0, 1], or NaN for the task's reward function. Returns: ok, group, duplicate.

@@ -90,18 +90,19 @@ class ToldEngines:
     async def generate(self, completion: Completion, **options: Any) -> Completed:
         self.calls.append(completion)
         ids, versions = self._answer(completion)
-        sequence = sequence_of(ids, versions)
+        is_truncated = len(ids) >= completion.max_tokens
+        sequence = sequence_of(ids, versions, Outcome.TRUNCATED if is_truncated else Outcome.GRADED)
         return Completed(
             call_id=completion.call_id, token_ids=np.array(completion.token_ids, np.int32), sequences=(sequence,)
         )
 
 
-def sequence_of(ids: Sequence[int], versions: Sequence[int]) -> SampledSequence:
+def sequence_of(ids: Sequence[int], versions: Sequence[int], outcome: Outcome = Outcome.GRADED) -> SampledSequence:
     return SampledSequence(
         token_ids=np.array(ids, np.int32),
         rollout_logprobs=-np.array(ids, np.float32) / 100,
         versions=np.array(versions, np.int32),
-        outcome=Outcome.GRADED,
+        outcome=outcome,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request
 
-from bapo.config.agents import AgentsConfig
+from bapo.config.tree import Config
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from rollout_server.episodes.caller import CALLER
 from rollout_server.episodes.episode import new_key
@@ -18,6 +18,9 @@ from tests.support.factories import make_request
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in (Role.AGENT, Role.LEARNER)}
 REQUEST = make_request(prompt_id="a", group_size=2)
+CONFIG = Config.model_validate(
+    {"agents": {"model_name": "mine"}, "rollout": {"max_prompt_tokens": 30, "max_response_tokens": 10}}
+)
 CHAT = "/v1/chat/completions"
 
 
@@ -32,7 +35,7 @@ class Address:
             app.post(path)(_echo)
         app.get("/v1/models")(_models)
         keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
-        guard(app, self.front.episodes, AgentsConfig(), base_url="http://agents/v1", keyring=keyring)
+        guard(app, self.front.episodes, CONFIG, base_url="http://agents/v1", keyring=keyring)
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agents")
 
     async def open(self) -> str:
@@ -122,3 +125,43 @@ async def test_a_wrong_path_is_named_with_and_without_a_key() -> None:
         assert CHAT in said
     await address.refusal(404, "GET", CHAT, token=key)
     await address.refusal(404, "POST", "/v1/embeddings", json={})
+
+
+# -- what a client asks for
+
+
+@in_loop
+async def test_whatever_model_a_client_names_is_the_policy() -> None:
+    address = Address()
+    key = await address.open()
+    for body in ({"model": "gpt-4o", "stop": ["x"]}, {"stop": ["x"]}):
+        said = await address.said("POST", CHAT, token=key, json=body)
+        assert said["body"] == {"model": "mine", "stop": ["x"]}
+
+
+@in_loop
+async def test_a_limit_above_the_longest_call_is_that_of_the_longest_call() -> None:
+    address = Address()
+    key = await address.open()
+    for path, name in (
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ):
+        for asked, served in ((4096, 40), (40, 40), (7, 7), (None, None), ("x", "x")):
+            said = await address.said("POST", path, token=key, json={name: asked})
+            assert said["body"][name] == served, "30 of the prompt and 10 of the response"
+
+
+@in_loop
+async def test_messages_without_tools_show_a_call_of_a_tool_as_the_text_that_it_is() -> None:
+    address = Address()
+    key = await address.open()
+    tools = [{"name": "f"}]
+    none, with_tools = [
+        (await address.said("POST", "/v1/messages", token=key, json=body))["body"] for body in ({}, {"tools": tools})
+    ]
+    assert none["tool_choice"] == {"type": "none"}
+    assert "tool_choice" not in with_tools

@@ -18,7 +18,7 @@ from bapo.transport.episode_client import OpenedEpisode
 from rollout_server.calls import Finished
 from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
-from rollout_server.episodes.gate import digest_of, is_retry, key_of, problem_of
+from rollout_server.episodes.gate import CallError, digest_of, fields_of, is_retry, key_of
 from services.agents.outcome import GRADE, Rollout
 from services.agents.runner import AgentRunner
 from tests.support.agents import sequence_of
@@ -244,7 +244,8 @@ def test_the_key_of_an_episode_comes_as_any_sdk_sends_it(headers: dict[str, str]
     ],
 )
 def test_what_would_bias_training_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
-    assert problem_of(json.dumps(fields).encode()).startswith(f"{name} = ")
+    with pytest.raises(CallError, match=f"^{name} = "):
+        fields_of(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -257,12 +258,13 @@ def test_what_would_bias_training_is_refused_by_name(fields: dict[str, Any], nam
     ],
 )
 def test_what_has_no_effect_or_does_no_harm_is_accepted(fields: dict[str, Any]) -> None:
-    assert problem_of(json.dumps(fields).encode()) == ""
+    assert fields_of(json.dumps(fields).encode()) == fields
 
 
 def test_a_body_that_is_no_object_is_refused() -> None:
-    assert "not JSON" in problem_of(b"{")
-    assert "not a JSON object" in problem_of(b"[1]")
+    for body, what in ((b"{", "not JSON"), (b"[1]", "not a JSON object")):
+        with pytest.raises(CallError, match=what):
+            fields_of(body)
 
 
 def test_a_retry_is_what_the_sdk_says_and_the_same_request() -> None:

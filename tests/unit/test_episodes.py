@@ -415,6 +415,35 @@ async def test_the_runs_sampling_parameters_are_used_and_the_limits_of_all() -> 
         await agent.call("Q")
 
 
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({}, Outcome.TRUNCATED),  # 10 tokens: rollout.max_response_tokens
+        ({"max_tokens": 10}, Outcome.TRUNCATED),
+        ({"max_tokens": 9}, Outcome.GRADED),  # the agent's own
+        # vLLM, which does not know what is kept of the history, gives a call without a limit the rest of 40 tokens.
+        ({"max_tokens": 3, "token_ids": [9] * 37}, Outcome.TRUNCATED),
+    ],
+)
+@in_loop
+async def test_a_reply_that_the_agent_itself_has_cut_is_no_truncated_response(
+    options: dict[str, Any], outcome: Outcome
+) -> None:
+    front = Front()
+    handle, other = await opened(front)
+    agent = Agent(front, handle, ["a", "b" * options.get("max_tokens", 10)])
+    await agent.call("Q")
+    await agent.call("Qa!", **options)
+    await front.episodes.record(other, turn(1))
+    await front.episodes.reward(handle.key, 1.0)
+    await front.episodes.reward(other.key, 0.0)
+    (group,) = front.delivered
+    rollout = rollout_of(group.request, list(group.episodes.values()), lambda many: [str(ids) for ids in many])
+    assert rollout.sequences[0].outcome is outcome
+    assert handle.episode.turns[1].truncated, "as the reply says"
+    assert front.counted.count("cut") == (outcome is Outcome.GRADED)
+
+
 @in_loop
 async def test_an_episode_that_is_as_long_as_a_micro_batch_gets_no_further_token() -> None:
     agent = await an_agent(["a" * 5, "b" * 5])

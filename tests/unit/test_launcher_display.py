@@ -191,6 +191,11 @@ LOST = (
 TRUNCATED = [make_row(1, num_responses=32, num_truncated=2), make_row(2, num_responses=32, num_truncated=0)]
 
 
+def test_the_limits_of_a_run_of_agents_are_both_named() -> None:
+    ((_, sentence),) = losses({}, [make_row(1, num_responses=4, num_truncated=1, num_episodes=4)])
+    assert sentence == "1 of 4 responses (25.0 %), by rollout.max_response_tokens or agents.max_tokens"
+
+
 def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summary(tmp_path: Path) -> None:
     snapshot = make_snapshot(metrics=TRUNCATED, counters=COUNTERS)
     table = "\n".join(drawn(render(snapshot, 120), 120))

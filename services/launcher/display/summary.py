@@ -62,7 +62,8 @@ def losses(
     if num_truncated := sum(row["num_truncated"] for row in rows):
         num_responses = sum(row["num_responses"] for row in rows)
         rate = percent(num_truncated / num_responses)
-        yield "truncated", f"{num_truncated} of {num_responses} responses ({rate}), by rollout.max_response_tokens"
+        limits = "rollout.max_response_tokens" + " or agents.max_tokens" * any(row.get("num_episodes") for row in rows)
+        yield "truncated", f"{num_truncated} of {num_responses} responses ({rate}), by {limits}"
     if sentence := untrained([row for row in rows if "num_informative" in row][-LATEST:]):
         yield "untrained", sentence
 
