@@ -98,8 +98,9 @@ class Gate:
         if path not in MODEL_PATHS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        key, body = key_of(scope), await _read(receive)
+        key = key_of(scope)
         try:
+            body = await _read(receive)
             self._check(key)
             fields = fields_of(body)
         except BapoError as error:

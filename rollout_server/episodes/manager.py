@@ -249,13 +249,22 @@ class Episodes:
             raise
         return "group" if handle.group.is_complete else "ok"
 
-    def _given_before(self, key: str, reward: float) -> str | None:
+    async def ungraded(self, key: str, detail: str) -> None:
+        """End an attempt that could not be graded. Raises: ConflictError for one with a reward; GoneError."""
+        self._given_before(key, None)
+        try:
+            await self.fail(self.handle_of(key), "ungraded", detail)
+        except GoneError:
+            self._given_before(key, None)  # meanwhile
+            raise
+
+    def _given_before(self, key: str, reward: float | None) -> str | None:
         """Raises: ConflictError."""
         if (given := self._rewards.get(key)) is None:
             return None
-        if given == reward or (math.isnan(given) and math.isnan(reward)):
+        if given == reward or (reward is not None and math.isnan(given) and math.isnan(reward)):
             return "duplicate"
-        raise ConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
+        raise ConflictError(f"this episode has the reward {_shown(given)}, which {_shown(reward)} does not replace")
 
     async def fail(self, handle: Handle, reason: str, detail: str = "") -> None:
         """End an attempt without a reward; the episode begins again, a limited number of times."""
@@ -407,3 +416,9 @@ class Episodes:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _shown(reward: float | None) -> str:
+    if reward is None:
+        return "null"
+    return "of the task" if math.isnan(reward) else f"{reward:g}"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 
 from bapo.config.tree import Config
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from rollout_server.episodes import front as front_module
 from rollout_server.episodes.caller import CALLER
 from rollout_server.episodes.episode import new_key
 from rollout_server.episodes.front import guard
@@ -32,7 +37,7 @@ class Address:
         app = FastAPI()
         app.router.routes.clear()
         for path in MODEL_PATHS:
-            app.post(path)(_echo)
+            app.post(path)(_parsed if path == "/v1/responses" else _echo)
         app.get("/v1/models")(_models)
         keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
         guard(app, self.front.episodes, CONFIG, base_url="http://agents/v1", keyring=keyring)
@@ -64,6 +69,16 @@ class Address:
 
 async def _echo(request: Request) -> dict[str, Any]:
     return {"key": CALLER.get().key, "body": await request.json()}
+
+
+class Input(BaseModel, extra="allow"):
+    """A body that pydantic reads, as vLLM's."""
+
+    input: str | list[str | dict[str, str]] = ""
+
+
+async def _parsed(body: Input) -> dict[str, Any]:
+    return {"key": CALLER.get().key, "body": body.model_dump(exclude_unset=True)}
 
 
 async def _models() -> list[str]:
@@ -127,6 +142,67 @@ async def test_a_wrong_path_is_named_with_and_without_a_key() -> None:
     await address.refusal(404, "POST", "/v1/embeddings", json={})
 
 
+# -- rewards
+
+
+@pytest.mark.parametrize(
+    ("sent", "reward"),
+    [
+        ({}, math.nan),
+        ({"content": b"", "headers": {"content-type": "application/json"}}, math.nan),
+        ({"json": {}}, math.nan),
+        ({"json": {"reward": 1}}, 1.0),
+        ({"json": {"reward": True}}, 1.0),
+        ({"json": {"reward": False}}, 0.0),
+        # curl -d, without a header
+        ({"content": b'{"reward": 0.5}', "headers": {"content-type": "application/x-www-form-urlencoded"}}, 0.5),
+    ],
+)
+@in_loop
+async def test_a_reward_is_read_as_it_is_sent(sent: dict[str, Any], reward: float) -> None:
+    address = Address()
+    key = await address.open()
+    episode = address.front.episodes.handle_of(key).episode
+    assert await address.said("POST", f"/v1/episodes/{key}/reward", **sent) == {"state": "ok"}
+    assert episode.reward == pytest.approx(reward, nan_ok=True)
+
+
+@in_loop
+async def test_null_is_ungraded_and_replaces_no_reward() -> None:
+    address = Address()
+    key = await address.open()
+    path = f"/v1/episodes/{key}/reward"
+    await address.said("POST", path, json={"reward": 1.0})
+    assert "reward 1, which null does not replace" in await address.refusal(409, "POST", path, json={"reward": None})
+    assert "reward 1, which 0 does not replace" in await address.refusal(409, "POST", path, json={"reward": False})
+    address = Address()
+    path = f"/v1/episodes/{await address.open()}/reward"
+    assert await address.said("POST", path, json={"reward": None, "error": "no browser"}) == {"state": "ungraded"}
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"reward": 2}', b'{"reward": "1"}', b'{"reward": NaN}', b'{"rewrd": 1}', b"{", b"[]"]
+)
+@in_loop
+async def test_a_body_that_is_no_reward_is_told_what_would_be_one(body: bytes) -> None:
+    address = Address()
+    said = await address.refusal(422, "POST", f"/v1/episodes/{await address.open()}/reward", content=body)
+    assert 'Send {"reward": 0 to 1, true or false}' in said
+
+
+@in_loop
+async def test_an_opening_needs_no_body_and_a_wrong_one_is_named() -> None:
+    address = Address()
+    await address.front.episodes.adopt(REQUEST)
+    token = TOKENS[Role.AGENT]
+    said = await address.refusal(422, "POST", "/v1/episodes", token=token, json={"count": 300, "wait": 1})
+    assert said == (
+        "count: Input should be less than or equal to 256; wait: Extra inputs are not permitted. "
+        'Send {"count": 1 to 256, "wait_s": 0 to 60}'
+    )
+    assert len(await address.said("POST", "/v1/episodes", token=token)) == 1
+
+
 # -- what a client asks for
 
 
@@ -165,3 +241,27 @@ async def test_messages_without_tools_show_a_call_of_a_tool_as_the_text_that_it_
     ]
     assert none["tool_choice"] == {"type": "none"}
     assert "tool_choice" not in with_tools
+
+
+@in_loop
+async def test_what_vllm_cannot_read_is_named_in_one_line() -> None:
+    address = Address()
+    key = await address.open()
+    said = await address.refusal(400, "POST", "/v1/responses", token=key, json={"input": [3]})
+    assert said == (
+        "POST /v1/responses: body.input: Input should be a valid string; "
+        "body.input.0: Input should be a valid string or a valid dictionary"
+    )
+
+
+@in_loop
+async def test_a_body_that_grows_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "MAX_BODY_BYTES", 100)
+    address = Address()
+    key = await address.open()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(11):
+            yield b" " * 10
+
+    assert "than 100 bytes" in await address.refusal(413, "POST", CHAT, token=key, content=chunks())

@@ -97,9 +97,9 @@ def run(rollout: Rollout, service: Service, *, num: int, **settings: Any) -> lis
 
 def test_the_reward_of_a_rollout_is_that_of_its_episode() -> None:
     async def rollout(client: Any, prompt: Prompt) -> float:
-        return {"key-0": 0.5, "key-1": 1}[client]
+        return {"key-0": 0.5, "key-1": 1, "key-2": True}[client]
 
-    assert run(rollout, Service(2), num=2) == [("key-0", 0.5), ("key-1", 1.0)]
+    assert run(rollout, Service(3), num=3) == [("key-0", 0.5), ("key-1", 1.0), ("key-2", 1.0)]
 
 
 def test_a_rollout_may_leave_the_reward_to_the_task() -> None:

@@ -53,8 +53,11 @@ async def test_a_reward_is_given_once() -> None:
     await front.episodes.record(handle, turn(0))
     await front.episodes.reward(handle.key, 0.25)
     assert await front.episodes.reward(handle.key, 0.25) == "duplicate"
-    with pytest.raises(ConflictError, match=r"has the reward 0\.25"):
-        await front.episodes.reward(handle.key, 1.0)
+    for other in (1.0, math.nan):
+        with pytest.raises(ConflictError, match=r"has the reward 0\.25"):
+            await front.episodes.reward(handle.key, other)
+    with pytest.raises(ConflictError, match="which null does not replace"):
+        await front.episodes.ungraded(handle.key, "")
     with pytest.raises(GoneError):
         front.episodes.handle_of(handle.key)
 
