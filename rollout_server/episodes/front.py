@@ -34,6 +34,7 @@ from rollout_server.episodes.gate import Gate, KeyInPath
 from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.journal import BufferJournal
 from rollout_server.episodes.manager import Episodes, OpenGroup
+from rollout_server.episodes.parser_log import quiet_parsers
 from rollout_server.episodes.recorder import Recorder
 from rollout_server.fleet.metrics import FleetMetrics
 from rollout_server.leases import Leases
@@ -159,6 +160,7 @@ class AgentFront:
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
         app = await make_app(self._config, client)
+        quiet_parsers(lambda: self.counts.add("episodes/malformed"))
         guard(app, self._episodes, self._config, base_url=self._base_url, keyring=self._keyring)
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **SERVER_SETTINGS))
         self._delivery.start()
