@@ -307,12 +307,14 @@ class Worker:
     def __init__(self) -> None:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
+        self.num_collected = 0
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
 
     def submit(self, completions: Sequence[Completion]) -> None:
         self.submitted += [completion.call_id for completion in completions]
 
     def collect(self, wait_s: float) -> list[Finished]:
+        self.num_collected += 1
         try:
             found = self._finished.get(timeout=wait_s)
         except queue.Empty:
@@ -351,6 +353,24 @@ def test_a_call_that_was_lost_with_its_worker_is_submitted_to_another() -> None:
         calls.close()
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_stops_after_the_front_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        calls = EngineCalls(lambda: [ReadyWorker("w", 1, worker)])
+        asked = asyncio.create_task(calls.generate(completion("c"), affinity="g", min_version=1, timeout_s=5))
+        await until(lambda: worker.submitted)
+        worker.finish("c")
+        await asked
+        await until(lambda: worker.num_collected == 2)
+        (collector,) = [thread for thread in threading.enumerate() if thread.name == "collect-w"]
+        calls.close()
+        worker.die()
+        await asyncio.to_thread(collector.join)
+
+    asyncio.run(scenario())
+    assert caplog.text == ""
 
 
 def test_calls_of_one_group_meet_one_worker_that_is_new_enough() -> None:
