@@ -78,8 +78,9 @@ def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
         f"{row.get('episode_context_tokens_mean') or 0:.0f} context tokens",
         *(f"{number:.1f} calls of {name}" for name, number in (row.get("episode_calls_mean") or {}).items()),
     ]
-    forked = row.get("episode_forked_share")
+    forked, masked = row.get("episode_forked_share"), row.get("episode_masked_share")
     rest = f"; {percent(forked)} have a fork" if forked else ""
+    rest += f"; {percent(masked)} of the tokens were too old to train (rollout.stale_tokens)" if masked else ""
     return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
 
 
