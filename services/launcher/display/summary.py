@@ -184,12 +184,15 @@ def evaluation_summary(run: RunDirectory) -> RenderableType:
         return Text("no evaluations")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     measure = measure_of(evaluations)
-    for name in ("held-out", f"{measure} (95 %)", "prompts", "responses each", "truncated", "tokens"):
+    for name in ("held-out", "at", f"{measure} (95 %)", "average", "prompts", "truncated", "tokens"):
         table.add_column(name)
     for row in evaluations:
-        numbers = (str(row["num_prompts"]), str(row["num_samples"]), percent(row["truncated_share"]))
-        table.add_row(row["split"], with_interval(row), *numbers, f"{row['mean_tokens']:.0f}")
-    return Group(table, *_passed(evaluations))
+        temperature = f"{row['sampling']['temperature']:g}" if "sampling" in row else "-"
+        average = f"avg@{row['num_samples']}"
+        numbers = (average, str(row["num_prompts"]), percent(row["truncated_share"]), f"{row['mean_tokens']:.0f}")
+        table.add_row(row["split"], temperature, with_interval(row), *numbers)
+    words = "at: temperature; avg@k: mean over k responses to each prompt"
+    return Group(table, Text(words, "bright_black"), *_passed(evaluations))
 
 
 def _passed(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
