@@ -21,7 +21,7 @@ class ParserFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is written."""
-        if not record.exc_info or not record.name.startswith(PARSERS):
+        if not record.exc_info:
             return True
         self._count()
         cause = record.exc_info[1]
@@ -34,6 +34,7 @@ class ParserFilter(logging.Filter):
 
 
 def quiet_parsers(count: Callable[[], object]) -> None:
-    """For vLLM in this process."""
-    for handler in logging.getLogger("vllm").handlers:
-        handler.addFilter(ParserFilter(count))
+    """For the parsers of vLLM that this process has loaded."""
+    found = ParserFilter(count)
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith(PARSERS)]:
+        logging.getLogger(name).addFilter(found)
