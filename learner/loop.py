@@ -31,14 +31,23 @@ from learner.diagnostics.episode_report import EpisodeReport
 from learner.diagnostics.gauges import PromptsSeen, show
 from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of
 from learner.diagnostics.response_recorder import ResponseRecorder
-from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_sft_step, log_step, metrics_row
+from learner.diagnostics.step_report import (
+    Float32s,
+    Stopwatch,
+    TokenValues,
+    UpdateReport,
+    log_sft_step,
+    log_step,
+    metrics_row,
+    spread,
+)
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World
 from learner.held_out import HeldOut
 from learner.model.policy import Policy
 from learner.publish_weights import WeightPublisher
-from learner.stale_tokens import with_stale_as_context
+from learner.stale_tokens import became_context, masked_fields, with_stale_as_context
 from learner.update.update import Updater
 
 log = logging.getLogger(__name__)
@@ -102,7 +111,8 @@ class Learner:
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
             with watch.phase("wait_batch"):
                 frame = self.next_frame(step)
-                batch = with_stale_as_context(unpack_batch(frame), self.config)
+                sampled = unpack_batch(frame)
+                batch = with_stale_as_context(sampled, self.config)
             if self.token_records is not None:
                 self.token_records.expect(step)
             self.write_batch(step, frame)
@@ -111,7 +121,7 @@ class Learner:
             self.ended = self.held_out.reason_to_end(step)
         is_last = self.is_last(step)
         # Before the checkpoint: a run that resumes after this step must find the step's records.
-        self.record(batch, report, watch)
+        self.record(batch, report, watch, sampled)
         if is_last or self.checkpoints.is_due(step):
             self.save_checkpoint(step)
         self.finish_checkpoint(wait=is_last)
@@ -174,8 +184,12 @@ class Learner:
     def _blocked_by_checkpoint(self, watch: Stopwatch) -> None:
         self.between_steps["checkpoint"] = self.between_steps.get("checkpoint", 0.0) + watch.seconds["checkpoint"]
 
-    def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
-        """Write the records, metrics and log line of one step; only on rank 0."""
+    def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch, sampled: Batch) -> None:
+        """Write the records, metrics and log line of one step; only on rank 0.
+
+        Args:
+            sampled: the batch before stale tokens became context: what its episodes did.
+        """
         if not self.world.leads:
             return
         alarm = alarm_of(batch.step, report.diagnosis.cells, self.config)
@@ -186,7 +200,7 @@ class Learner:
             config=self.config,
             seconds={**self.between_steps, **watch.seconds},
             alarm=alarm,
-            episodes=self.episodes.fields(batch),
+            episodes=self.episodes.fields(sampled) | masked_fields(sampled, self.config),
         )
         if self.ended:
             row["ended"] = self.ended
@@ -195,9 +209,22 @@ class Learner:
         self.records.write_groups(batch.step, batch.results)
         self.records.append_metrics(row)
         if self.token_records is not None:
-            self.token_records.put(batch, report.tokens, report.advantage_M)
+            self.token_records.put(sampled, *self._values_among(sampled, batch, report))
         show(self.telemetry, batch, row, report.diagnosis, self.publisher.take_seconds())
         self.prompts.count(batch.results)
         (log_step if self.config.sft is None else log_sft_step)(row, self.config.run.num_steps)
         if alarm:
             self.alarms.warn(alarm)
+
+    def _values_among(
+        self, sampled: Batch, batch: Batch, report: UpdateReport
+    ) -> tuple[TokenValues | None, Float32s | None]:
+        """Values and advantages of the trained tokens among those that were sampled."""
+        values, advantage_M = report.tokens, report.advantage_M
+        if batch is sampled:
+            return values, advantage_M
+        known_M = ~became_context(sampled, self.config)
+        return (
+            None if values is None else values.spread(known_M),
+            None if advantage_M is None else spread(advantage_M, known_M),
+        )

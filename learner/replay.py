@@ -106,13 +106,14 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
 def _repeat(
     learner: Learner, scratch: RunDirectory, frame: Path, recorded: Mapping[int, Mapping[str, Any]]
 ) -> RepeatedStep:
-    batch = with_stale_as_context(unpack_batch(frame.read_bytes()), learner.config)
+    sampled = unpack_batch(frame.read_bytes())
+    batch = with_stale_as_context(sampled, learner.config)
     log.info("step %d: %d groups from %s", batch.step, len(batch.entries), frame)
     watch = Stopwatch()
     with watch.phase("step"):
         report = learner.updater.run(batch)
     # Uses the learner's code for rows, so that a replay has every value of the run.
-    learner.record(batch, report, watch)
+    learner.record(batch, report, watch, sampled)
     row = scratch.read_metrics()[-1]
     return RepeatedStep(step=batch.step, row=row, recorded=recorded.get(batch.step), minibatches=report.minibatches)
 

@@ -22,6 +22,8 @@ from bapo.core.token_arrays import Int32s
 from bapo.core.turns import Turns, one_turn
 from bapo.core.types import PER_TOKEN, Batch, BatchEntry, Origin
 
+DIGITS = 6
+
 
 def with_stale_as_context(batch: Batch, config: Config) -> Batch:
     """The batch that trains: the same object without `mask`, or without a stale token."""
@@ -35,6 +37,27 @@ def stale_rows(batch: Batch, config: Config) -> NDArray[np.bool_]:
     """[R] responses of which every token is stale."""
     oldest = _oldest(batch, config)
     return np.concatenate([_masked_rows(entry) & (entry.group.versions[:, 1] < oldest) for entry in batch.entries])
+
+
+def became_context(batch: Batch, config: Config) -> NDArray[np.bool_]:
+    """[M] tokens of a batch as it was sampled that `with_stale_as_context` takes from its responses."""
+    oldest = _oldest(batch, config)
+    return np.concatenate(
+        [
+            ~_kept(sequence, oldest) if is_chosen else np.zeros(len(sequence.token_ids), np.bool_)
+            for entry in batch.entries
+            for sequence, is_chosen in zip(sequences_of(entry.group), _masked_rows(entry).tolist(), strict=True)
+        ]
+    )
+
+
+def masked_fields(batch: Batch, config: Config) -> dict[str, float]:
+    """Of the step's row: share of the sampled tokens that are too old to train. Empty without `mask`, or tokens."""
+    if config.rollout.stale_tokens != "mask" or not batch.entries:
+        return {}
+    lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
+    num_masked = became_context(batch, config).sum() + lengths_R[stale_rows(batch, config)].sum()
+    return {"episode_masked_share": round(float(num_masked / lengths_R.sum()), DIGITS)}
 
 
 def _oldest(batch: Batch, config: Config) -> int:
@@ -60,25 +83,24 @@ def _of_entry(entry: BatchEntry, oldest: int) -> BatchEntry:
 
 
 def _with_context(sequence: SampledSequence, oldest: int) -> SampledSequence:
-    stale_L = sequence.versions < oldest
-    if not stale_L.any() or stale_L.all():
+    kept_L = _kept(sequence, oldest)
+    if kept_L.all():
         return sequence
     turns = sequence.turns or one_turn(len(sequence.token_ids))
-    num_stale_U = _num_stale(stale_L, turns.num_sampled_U)
-    kept_L = _behind_stale(turns.num_sampled_U, num_stale_U)
+    num_stale_U = [int((~piece).sum()) for piece in np.split(kept_L, np.cumsum(turns.num_sampled_U)[:-1])]
     columns = {name: getattr(sequence, name)[kept_L] for name in (*PER_TOKEN, "versions")}
     return replace(sequence, **columns, turns=_moved(turns, sequence.token_ids, num_stale_U))
 
 
-def _num_stale(stale_L: NDArray[np.bool_], num_sampled_U: Int32s) -> list[int]:
-    """[U] tokens of each turn before its first young one: versions rise within a call."""
-    pieces = np.split(stale_L, np.cumsum(num_sampled_U)[:-1])
-    return [int(np.logical_and.accumulate(piece).sum()) for piece in pieces]
-
-
-def _behind_stale(num_sampled_U: Int32s, num_stale_U: Sequence[int]) -> NDArray[np.bool_]:
-    """[L] tokens that stay sampled."""
-    return np.concatenate([np.arange(size) >= num for size, num in zip(num_sampled_U, num_stale_U, strict=True)])
+def _kept(sequence: SampledSequence, oldest: int) -> NDArray[np.bool_]:
+    """[L] tokens that stay sampled: in each turn those from its first young one, as versions rise within a call; all of
+    a response without a young token."""
+    young_L = sequence.versions >= oldest
+    if not young_L.any():
+        return np.ones_like(young_L)
+    turns = sequence.turns or one_turn(len(young_L))
+    pieces = np.split(young_L, np.cumsum(turns.num_sampled_U)[:-1])
+    return np.concatenate([np.logical_or.accumulate(piece) for piece in pieces])
 
 
 def _moved(turns: Turns, token_ids: Int32s, num_stale_U: Sequence[int]) -> Turns:

@@ -194,7 +194,7 @@ class EvaluationConfig(SamplingConfig):
     """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `stop` and so on."""
     temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
     """Further temperatures at which splits are measured before and after training, as `SPLIT@0.3`: a model that only
-    became more deterministic does not exceed the base model at its best temperature."""
+    became more deterministic does not exceed the base model at its best temperature. Their own is measured once."""
     at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     """Numbers of training responses at which the weights are measured as after training, to compare methods at equal
     responses."""
@@ -208,13 +208,19 @@ class EvaluationConfig(SamplingConfig):
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics."""
 
-    def measurements(self, splits: Sequence[str]) -> dict[str, tuple[str, SplitConfig]]:
-        """Name of each measurement -> its split and how it is measured: all splits, then all at each temperature."""
+    def measurements(self, splits: Sequence[str], default: float) -> dict[str, tuple[str, SplitConfig]]:
+        """Name of each measurement -> its split and how it is measured: all splits, then all at each temperature but
+        their own.
+
+        Args:
+            default: temperature of a split without one, `rollout.temperature`.
+        """
         own = {split: self._of_split(split) for split in splits}
         return {split: (split, settings) for split, settings in own.items()} | {
             f"{split}@{temperature:g}": (split, settings.model_copy(update={"temperature": temperature}))
             for temperature in self.temperatures
             for split, settings in own.items()
+            if temperature != (default if settings.temperature is None else settings.temperature)
         }
 
     def samples_of(self, name: str) -> int:
@@ -225,15 +231,15 @@ class EvaluationConfig(SamplingConfig):
         own = self.splits.get(split, SplitConfig())
         return own.model_copy(update={"num_samples": own.num_samples or self.num_samples, **own.over(self)})
 
-    def require_splits(self, known: Sequence[str]) -> None:
-        """Raises: ConfigError for settings of a split that the task does not have."""
+    def require_splits(self, known: Sequence[str], default: float) -> None:
+        """Raises: ConfigError for settings of a split that the task does not have. `default`: as in `measurements`."""
         for split in self.splits:
             if split not in known:
                 raise ConfigError(
                     f"evaluation.splits.{split}: the task has no such held-out split{did_you_mean(split, known)}; it "
                     f"has {', '.join(known) or 'none'}"
                 )
-        names, best = [*self.measurements(known)], self.best_measure
+        names, best = [*self.measurements(known, default)], self.best_measure
         if best is not None and best not in names:
             raise ConfigError(
                 f"evaluation.best_measure = {best!r} is not measured{did_you_mean(best, names)}; the run measures "

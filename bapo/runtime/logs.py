@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -36,9 +37,22 @@ class RateLimitedFilter(logging.Filter):
         return True
 
 
+class StopFilter(logging.Filter):
+    """A server that stops cancels the requests that still wait, and answers 503 or breaks streams: no error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """How many were cancelled is written, and not where each of them waited."""
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False
+        if "timeout graceful shutdown exceeded" in str(record.msg):
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        return True
+
+
 def hush_server() -> None:
-    """Rate-limit uvicorn's messages about invalid requests."""
-    logging.getLogger("uvicorn.error").addFilter(RateLimitedFilter())
+    """Rate-limit uvicorn's messages about invalid requests, and let a stop be no error."""
+    for each in (RateLimitedFilter(), StopFilter()):
+        logging.getLogger("uvicorn.error").addFilter(each)
 
 
 MAX_LOG_BYTES = 32 << 20

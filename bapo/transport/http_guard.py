@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect",
 ROLE = "bapo.role"
 """Key of the scope that holds the role of the caller; None without a keyring."""
 ENDS = "the service is stopping, and what this request needs did not answer in time: retry"
+ALTERNATIVES = ("str", "int", "float", "bool", "list", "dict", "none", "nullable")
 MAX_PROBLEMS = 3
 """Validation errors named in one answer."""
 MAX_MESSAGE_CHARS = 1000
@@ -308,9 +309,24 @@ def named_error(error: Any, method: str, path: str) -> BapoError:
     if isinstance(error.__cause__, BodyError):  # FastAPI has wrapped what reading the body raised
         return error.__cause__
     if hasattr(error, "errors"):
-        problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:MAX_PROBLEMS]]
-        return ContractError(f"{method} {path}: {'; '.join(problems)}")
+        return ContractError(f"{method} {path}: {problems_of(error.errors())}")
     return RouteError(f"{method} {path}: {error.detail}; the API is described at /docs", error.status_code)
+
+
+def problems_of(errors: Iterable[Mapping[str, Any]]) -> str:
+    """What pydantic found, by place, in one line: `body.role: Input should be 'user' or 'tool'`."""
+    by_place: dict[str, dict[str, None]] = {}
+    for error in errors:
+        place = ".".join(str(part) for part in error["loc"] if not _is_type(part))
+        by_place.setdefault(place, {})[error["msg"].removeprefix("Value error, ")] = None
+    said = {place: " or ".join(all_of).replace(" or Input should be", " or") for place, all_of in by_place.items()}
+    found = [f"{place}: {what}".removeprefix(": ") for place, what in said.items()]
+    return "; ".join(found[:MAX_PROBLEMS])
+
+
+def _is_type(part: str | int) -> bool:
+    """Whether a part of a place names an alternative of pydantic, not a field: `str`, `list[int]`, `UserMessage`."""
+    return isinstance(part, str) and (part in ALTERNATIVES or not (part.isidentifier() and part[0].islower()))
 
 
 def error_answer(error: BapoError, refused: Callable[[Refusal], None]) -> dict[str, Any]:

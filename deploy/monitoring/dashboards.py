@@ -141,6 +141,8 @@ EPISODES = Row("Episodes", (
           lowest=0, width=12, queries=(Query(newest("bapo_learner_episode_context_tokens"), "{{run}}"),)),
     Panel(title="Episodes with a fork", help="Share whose history was changed.", unit="percentunit", lowest=0,
           highest=1, width=12, queries=(Query(newest("bapo_learner_episode_forked_ratio"), "{{run}}"),)),
+    Panel(title="Tokens too old to train", help="Share, with rollout.stale_tokens = mask.", unit="percentunit",
+          lowest=0, highest=1, width=12, queries=(Query(newest("bapo_learner_episode_masked_ratio"), "{{run}}"),)),
 ))  # fmt: skip
 
 REEVALUATION = Row("Re-evaluation", (

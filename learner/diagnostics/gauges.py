@@ -41,6 +41,7 @@ OF_EPISODES = {
     "bapo_learner_episode_turns": "episode_turns_mean",
     "bapo_learner_episode_context_tokens": "episode_context_tokens_mean",
     "bapo_learner_episode_forked_ratio": "episode_forked_share",
+    "bapo_learner_episode_masked_ratio": "episode_masked_share",
 }
 """The same, of steps with episodes; NaN in others."""
 DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,7 +117,7 @@ class RowMaker:
                 | {
                     "origin": entry.origin.value,
                     "kind": entry.kind,
-                    "advantage": None if advantage_M is None else float(advantage_M[span].mean()),
+                    "advantage": None if advantage_M is None else float(np.nanmean(advantage_M[span])),
                 },
             )
 
@@ -218,12 +219,13 @@ def _split(ids: Int32s, sizes_U: Int32s) -> list[list[int]]:
     return [part.tolist() for part in np.split(ids, np.cumsum(sizes_U)[:-1])]
 
 
-def _known(values_T: NDArray[np.float32]) -> list[float] | None:
-    return None if np.isnan(values_T[0]) else values_T.tolist()
+def _known(values_T: NDArray[np.float32]) -> list[float | None] | None:
+    return None if np.isnan(values_T).all() else [None if math.isnan(value) else value for value in values_T.tolist()]
 
 
-def _flags(values_T: NDArray[np.float32]) -> list[bool] | None:
-    return None if np.isnan(values_T[0]) else (values_T > 0).tolist()
+def _flags(values_T: NDArray[np.float32]) -> list[bool | None] | None:
+    known = _known(values_T)
+    return None if known is None else [None if value is None else value > 0 for value in known]
 
 
 UNFINISHED = "\ufffd"

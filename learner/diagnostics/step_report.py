@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -145,6 +145,17 @@ class TokenValues:
     clipped_M: Float32s
     """1 where clipping changed the objective."""
     advantage_M: Float32s
+
+    def spread(self, known_M: NDArray[np.bool_]) -> TokenValues:
+        """The values among all tokens, of which those that are not known have none."""
+        return TokenValues(**{each.name: spread(getattr(self, each.name), known_M) for each in fields(self)})
+
+
+def spread(values: Float32s, known_M: NDArray[np.bool_]) -> Float32s:
+    """[M] with NaN for what is not known."""
+    found_M = np.full(len(known_M), np.nan, np.float32)
+    found_M[known_M] = values
+    return found_M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ class _WorkerCalls:
             try:
                 found = self._handle.collect(COLLECT_S)
             except Exception as error:  # noqa: BLE001 - of a worker that has died, or does not respond
+                if self._closed.is_set():  # the workers stop after us
+                    return
                 log.warning("calls of %s are lost: %s", self._name, error)
                 self._later(self._lose, str(error))
                 return

@@ -9,6 +9,7 @@ no other; the key of a failed attempt is dead.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from bapo.core.turns import FROM_NOTHING
 
 Count = Annotated[int, Meta(ge=0)]
 KEY_BYTES = 24
+_KEY = re.compile(r"sk-bapo-[A-Za-z0-9_-]{32}")
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -52,6 +54,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
     text_chars: Count
     text_digest: bytes
     """Length and digest of the rendered text up to the end of the turn (`history.py`)."""
+    cut_by_agent: bool = False
+    """Whether it is truncated by the `max_tokens` of the agent, which was smaller than the run's limits."""
 
     @property
     def context_ids(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -113,6 +117,11 @@ def unpack_event(data: bytes) -> Event:
 def new_key() -> str:
     """A key that cannot be guessed. Its look is that of the keys that SDKs check."""
     return f"sk-bapo-{secrets.token_urlsafe(KEY_BYTES)}"
+
+
+def is_key(text: str) -> bool:
+    """Whether an episode of some run may have had this key: those that have ended are not all remembered."""
+    return _KEY.fullmatch(text) is not None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -200,8 +209,14 @@ def sampled_turn(
     parent: int,
     context_ids: Sequence[int],
     mark: tuple[int, bytes],
+    has_own_limit: bool = False,
 ) -> Sampled:
-    """The event of a finished call. `mark`: of the text up to its end (`history.text_mark`)."""
+    """The event of a finished call.
+
+    Args:
+        mark: of the text up to its end (`history.text_mark`).
+        has_own_limit: whether the agent's `max_tokens` was the smallest limit.
+    """
     return Sampled(
         index=index,
         call=call,
@@ -213,4 +228,5 @@ def sampled_turn(
         truncated=sequence.truncated,
         text_chars=mark[0],
         text_digest=mark[1],
+        cut_by_agent=sequence.truncated and has_own_limit,
     )

@@ -31,10 +31,11 @@ from rollout_server.claims import Claims
 from rollout_server.delivery import NUM_GRADERS, Delivery
 from rollout_server.episodes import routes
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
-from rollout_server.episodes.gate import Gate
+from rollout_server.episodes.gate import Gate, KeyInPath
 from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.journal import BufferJournal
 from rollout_server.episodes.manager import Episodes, OpenGroup
+from rollout_server.episodes.parser_log import quiet_parsers
 from rollout_server.episodes.recorder import Recorder
 from rollout_server.fleet.metrics import FleetMetrics
 from rollout_server.leases import Leases
@@ -170,7 +171,9 @@ class AgentFront:
         )
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
-        app = self._guarded(await make_app(self._config, client))
+        app = await make_app(self._config, client)
+        quiet_parsers(lambda: self.counts.add("episodes/malformed"))
+        guard(app, self._episodes, self._config, base_url=self._base_url, keyring=self._keyring)
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **SERVER_SETTINGS))
         self._delivery.start()
         loops = (self._follow_versions(), self._episodes.watch(), self._show())
@@ -180,17 +183,6 @@ class AgentFront:
         for task in (*background, *self._tasks):
             task.cancel()
         engines.close()
-
-    def _guarded(self, app: FastAPI) -> FastAPI:
-        """vLLM's routes are open to whoever has the key of an episode, ours to agents' tokens."""
-        for route in app.router.routes:
-            if (endpoint := getattr(route, "endpoint", None)) is not None:
-                endpoint.rule = Rule(is_open=True, most_bytes=MAX_BODY_BYTES)
-        assert self._config.agents is not None
-        routes.attach(app, self._episodes, base_url=self._base_url, with_answers=self._config.agents.with_answers)
-        app.add_middleware(Gate, is_known=self._episodes.require_open)
-        app.add_middleware(HttpGuard, routes=app.router.routes, keyring=self._keyring, refused=lambda reason: None)
-        return app
 
     async def _follow_versions(self) -> None:
         """Claim what the slowest ready worker may sample; nothing before there is one."""
@@ -245,3 +237,22 @@ class AgentFront:
 
     def _refuse(self, request: RolloutRequest, reason: str, detail: str) -> None:
         self._delivery.refuse_async(request.request_id, reason, detail)
+
+
+def guard(app: FastAPI, episodes: Episodes, config: Config, *, base_url: str, keyring: Keyring | None) -> None:
+    """Make vLLM's app the agents' address: its routes are open to whoever has the key of an episode, ours to tokens."""
+    settings = config.agents
+    assert settings is not None
+    for route in app.router.routes:
+        if (endpoint := getattr(route, "endpoint", None)) is not None:
+            endpoint.rule = Rule(is_open=True, most_bytes=MAX_BODY_BYTES)
+    routes.attach(app, episodes, base_url=base_url, with_answers=settings.with_answers)
+    app.add_middleware(
+        Gate,
+        require_open=episodes.require_open,
+        keyring=keyring,
+        model_name=settings.model_name,
+        longest=config.rollout.longest_sequence,
+    )
+    app.add_middleware(HttpGuard, routes=app.router.routes, keyring=keyring, refused=lambda reason: None)
+    app.add_middleware(KeyInPath)

@@ -2,6 +2,8 @@
 
     Authorization: Bearer KEY | x-api-key: KEY | /e/KEY/v1/...      any SDK that takes a base_url and an api_key
 
+    KeyInPath --> HttpGuard --> Gate --> vLLM's routes, ours
+
 Sampling parameters (temperature, top_p, seed, penalties) are accepted and have no effect. What would make the recorded
 log-probs those of another distribution is refused by name, with a status that SDKs do not retry.
 """
@@ -15,12 +17,18 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from bapo.core.errors import BapoError
+from bapo.core.errors import AccessError, BapoError
+from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.transport.http_guard import App, Message, Receive, Scope, Send
 from rollout_server.episodes.caller import CALLER, Caller
 
 MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 BY_PATH = "/e/"
+KEY = "bapo.key"
+"""Of the scope: the key that was in the path."""
+OPENING = "POST /v1/episodes gives one"
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Of a reply, as the endpoints name it."""
 RETRIES = b"x-stainless-retry-count"
 """Sent by the SDKs of OpenAI and Anthropic; above 0 for a request that is sent again."""
 
@@ -48,48 +56,77 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = dict.fromkeys(FORBIDDEN, bool) | 
 """Parameters that change what is sampled, or what the engine sees, and when."""
 
 
+class KeyInPath:
+    """ASGI middleware before the guard, which knows the paths without a key."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take the key of an episode out of the path."""
+        if scope["type"] == "http" and scope["path"].startswith(BY_PATH):
+            key, slash, rest = scope["path"].removeprefix(BY_PATH).partition("/")
+            scope = {**scope, "path": slash + rest, "raw_path": (slash + rest).encode(), KEY: key}
+        await self._app(scope, receive, send)
+
+
 class Gate:
     """ASGI middleware around vLLM's app."""
 
-    def __init__(self, app: App, is_known: Callable[[str], None]) -> None:
-        """`is_known`: raises the error of a key that has no open episode."""
-        self._app, self._is_known = app, is_known
+    def __init__(
+        self,
+        app: App,
+        *,
+        require_open: Callable[[str], None],
+        keyring: Keyring | None,
+        model_name: str,
+        longest: int,
+    ) -> None:
+        """
+        Args:
+            require_open: raises the error of a key that has no open episode.
+            keyring: of the tokens that some take for keys.
+            model_name: that of the one model that is served.
+            longest: tokens of the longest call, prompt and reply together.
+        """
+        self._app, self._require_open, self._keyring = app, require_open, keyring
+        self._model_name, self._longest = model_name, longest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a call on, or refuse it."""
-        if scope["type"] != "http":
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path not in MODEL_PATHS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         key = key_of(scope)
-        if scope["path"] not in MODEL_PATHS or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        body = await _read(receive)
-        if refusal := self._refusal(key, body):
-            await refusal(scope, receive, send)
-            return
-        CALLER.set(Caller(key=key, digest=digest_of(scope["path"], body), is_retry=is_retry(scope)))
-        await self._app(scope, _replayed(body, receive), send)
-
-    def _refusal(self, key: str, body: bytes) -> JSONResponse | None:
-        if not key:
-            return error_response(
-                401, "no key: send the key of an episode as the API key (POST /v1/episodes gives one)"
-            )
         try:
-            self._is_known(key)
+            body = await _read(receive)
+            self._check(key)
+            fields = fields_of(body)
         except BapoError as error:
-            return error_response(error.http_status, str(error))
-        problem = problem_of(body)
-        return error_response(400, problem) if problem else None
+            await error_response(error.http_status, str(error))(scope, receive, send)
+            return
+        CALLER.set(Caller(key=key, digest=digest_of(path, body), is_retry=is_retry(scope)))
+        served = adapted(path, fields, model_name=self._model_name, longest=self._longest)
+        await self._app(scope, _replayed(json.dumps(served).encode(), receive), send)
+
+    def _check(self, key: str) -> None:
+        """Raises: AccessError, or that of `require_open`."""
+        if not key:
+            raise AccessError(f"no key: send the key of an episode as the API key ({OPENING})")
+        try:
+            self._require_open(key)
+        except AccessError:
+            role = self._keyring.role_of(key) if self._keyring else None
+            if role is None:
+                raise
+            whose = "the agents' token" if role is Role.AGENT else f"a token of role {role}"
+            raise AccessError(f"this is {whose}: open an episode and use its key ({OPENING})") from None
 
 
 def key_of(scope: Scope) -> str:
-    """The key of an episode, or ""; one in the path is taken out of it."""
-    if scope["path"].startswith(BY_PATH):
-        key, slash, rest = scope["path"].removeprefix(BY_PATH).partition("/")
-        scope["path"] = slash + rest
-        scope["raw_path"] = scope["path"].encode()
+    """The key of an episode, or "". One in the path comes first: the client has sent another because it must."""
+    if key := scope.get(KEY):
         return str(key)
     headers: dict[bytes, bytes] = dict(scope["headers"])
     bearer = headers.get(b"authorization", b"").decode("latin-1")
@@ -109,22 +146,39 @@ def is_retry(scope: Scope) -> bool:
     return given.isdecimal() and int(given) > 0
 
 
-def problem_of(body: bytes) -> str:
-    """Why this request cannot be part of an episode; empty if it can."""
+class CallError(BapoError):
+    """A call that cannot be part of an episode."""
+
+    http_status = 400
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """What a client asks for. Raises: CallError."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return "the body is not JSON"
+        raise CallError("the body is not JSON") from None
     if not isinstance(fields, dict):
-        return "the body is not a JSON object"
+        raise CallError("the body is not a JSON object")
     for name, is_refused in REFUSED.items():
         if is_refused(fields.get(name)):
             shown = json.dumps(fields[name])[:100]
-            return (
+            raise CallError(
                 f"{name} = {shown} changes what is sampled or seen, so that the recorded log-probs would be of another "
                 "distribution: remove it (temperature, top_p, seed and penalties are accepted and have no effect)"
             )
-    return ""
+    return fields
+
+
+def adapted(path: str, fields: Mapping[str, Any], *, model_name: str, longest: int) -> dict[str, Any]:
+    """The call as vLLM serves it: whatever model the client names is the policy, a limit of its own never too large.
+
+    Messages without tools have the choice of none: for a missing one vLLM parses calls of tools, and then shows none.
+    """
+    limits = {name: min(fields[name], longest) for name in LIMITS if type(fields.get(name)) is int}
+    is_plain = path == "/v1/messages" and not fields.get("tools")
+    choice = {"tool_choice": {"type": "none"}} if is_plain else {}
+    return {**fields, "model": model_name, **limits, **choice}
 
 
 def error_response(status: int, message: str) -> JSONResponse:

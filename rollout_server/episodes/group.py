@@ -43,13 +43,15 @@ def _facts(episode: Episode) -> Details:
 
 def _sequence(episode: Episode, prompt: Int32s, text: str) -> SampledSequence:
     turns = episode.turns
+    # Where the agent has cut a reply, its program goes on from there: nothing that the run's limits have taken away.
+    is_truncated = turns[-1].truncated and not turns[-1].cut_by_agent
     root = FROM_PROMPT if len(prompt) else FROM_NOTHING
     context = [turn.context_ids[len(prompt) :] if turn.parent == FROM_NOTHING else turn.context_ids for turn in turns]
     return SampledSequence(
         token_ids=np.concatenate([turn.token_ids for turn in turns]),
         rollout_logprobs=np.concatenate([turn.logprobs for turn in turns]),
         versions=np.concatenate([turn.versions for turn in turns]),
-        outcome=Outcome.TRUNCATED if turns[-1].truncated else Outcome.GRADED,
+        outcome=Outcome.TRUNCATED if is_truncated else Outcome.GRADED,
         text=text,
         turns=Turns(
             parents_U=np.array([root if turn.parent == FROM_NOTHING else turn.parent for turn in turns], np.int32),

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bapo.config.agents import AgentsConfig
-from bapo.core.errors import ConflictError, ContractError, GoneError, UnavailableError
+from bapo.core.errors import AccessError, ConflictError, ContractError, GoneError, UnavailableError
 from bapo.core.types import RolloutRequest
 from rollout_server.episodes.episode import (
     Ended,
@@ -31,6 +31,7 @@ from rollout_server.episodes.episode import (
     Failed,
     Opened,
     Sampled,
+    is_key,
     new_key,
     pack_event,
     replayed,
@@ -136,7 +137,7 @@ class Episodes:
             deliver: called with a complete group.
             refuse: called with a request that cannot be completed, a reason and details.
             lost: called with a request whose lease is found to be lost, so that a later claim of it is a new one.
-            count: called with the name of each event: opened, turn, fork, ended, failed/<reason>.
+            count: called with the name of each event: opened, turn, fork, cut, ended, failed/<reason>.
         """
         self._settings, self._journal = settings, journal
         self._deliver, self._refuse, self._lost = deliver, refuse, lost
@@ -232,10 +233,17 @@ class Episodes:
         return found
 
     def handle_of(self, key: str) -> Handle:
-        """The episode of a key, whose agent has just shown a sign of life. Raises: GoneError."""
+        """The episode of a key, whose agent has just shown a sign of life.
+
+        Raises: GoneError for one that has ended; AccessError for what is not the key of an episode.
+        """
         handle = self._handles.get(key)
+        if handle is None and not is_key(key):
+            raise AccessError("no episode has this key: POST /v1/episodes opens one and gives its key")
         if handle is None:
-            raise GoneError("this episode has ended, or its agent was silent for too long: open another one")
+            raise GoneError(
+                "this episode has ended, its agent was silent for too long, or it is of another run: open another one"
+            )
         handle.heard = self.now()
         return handle
 
@@ -245,6 +253,8 @@ class Episodes:
         self._count("turn")
         if turn.parent < 0 and len(handle.episode.turns) > 1:
             self._count("fork")
+        if turn.cut_by_agent:
+            self._count("cut")
 
     async def reward(self, key: str, reward: float, facts: Mapping[str, float] | None = None) -> str:
         """End an episode. `reward`: in [0, 1], or NaN for the task's reward function. Returns: ok, group, duplicate.
@@ -271,13 +281,22 @@ class Episodes:
             raise
         return "group" if handle.group.is_complete else "ok"
 
-    def _given_before(self, key: str, reward: float) -> str | None:
+    async def ungraded(self, key: str, detail: str) -> None:
+        """End an attempt that could not be graded. Raises: ConflictError for one with a reward; GoneError."""
+        self._given_before(key, None)
+        try:
+            await self.fail(self.handle_of(key), "ungraded", detail)
+        except GoneError:
+            self._given_before(key, None)  # meanwhile
+            raise
+
+    def _given_before(self, key: str, reward: float | None) -> str | None:
         """Raises: ConflictError."""
         if (given := self._rewards.get(key)) is None:
             return None
-        if given == reward or (math.isnan(given) and math.isnan(reward)):
+        if given == reward or (reward is not None and math.isnan(given) and math.isnan(reward)):
             return "duplicate"
-        raise ConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
+        raise ConflictError(f"this episode has the reward {_shown(given)}, which {_shown(reward)} does not replace")
 
     async def fail(self, handle: Handle, reason: str, detail: str = "", *, counts: bool = True) -> None:
         """End an attempt without a reward; the episode begins again, a limited number of times.
@@ -304,7 +323,7 @@ class Episodes:
                         log.warning("an episode of %s could not be ended yet: %s", agent, error)
 
     def require_open(self, key: str) -> None:
-        """Raises: GoneError for a key without an open episode."""
+        """Raises: as `handle_of`, for a key without an open episode."""
         self.handle_of(key)
 
     async def watch(self) -> None:
@@ -450,3 +469,9 @@ class Episodes:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _shown(reward: float | None) -> str:
+    if reward is None:
+        return "null"
+    return "of the task" if math.isnan(reward) else f"{reward:g}"

@@ -1,7 +1,9 @@
 """One call of a model by an agent: what the engine gets, and the record before the reply.
 
 The client's sampling parameters have no effect: temperature and nucleus are those of the run, or of the evaluation, as
-for every other response. Recorded is what the engine saw and sampled, whatever the endpoint makes of it afterwards.
+for every other response. Its `max_tokens` and `stop` end a reply earlier; one that they end is not a truncated
+response, which the run's limits make. Recorded is what the engine saw and sampled, whatever the endpoint makes of it
+afterwards.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class ModelCall:
     token_ids: Sequence[int]
     """What the server made of the prompt."""
     max_tokens: int
+    """The smaller one of the client's limit and what vLLM gives a call with these tokens."""
     stop: tuple[str, ...] = ()
 
 
@@ -91,15 +94,19 @@ class Recorder:
 
     async def _sampled(self, handle: Handle, call: ModelCall) -> Reply:
         found = continuation_of(handle.episode, call.text, call.token_ids, self._encode)
-        max_tokens = self._max_tokens(handle, found, call.max_tokens)
+        limit = self._limit(handle, found)
+        unlimited = min(limit, self._config.rollout.longest_sequence - len(call.token_ids))
+        max_tokens, has_own_limit = min(limit, call.max_tokens), call.max_tokens < unlimited
         reserved = len(found.context_ids) + max_tokens
         handle.num_reserved += reserved
         try:
-            return await self._completed(handle, call, found, max_tokens)
+            return await self._completed(handle, call, found, max_tokens, has_own_limit=has_own_limit)
         finally:
             handle.num_reserved -= reserved
 
-    async def _completed(self, handle: Handle, call: ModelCall, found: Continuation, max_tokens: int) -> Reply:
+    async def _completed(
+        self, handle: Handle, call: ModelCall, found: Continuation, max_tokens: int, *, has_own_limit: bool
+    ) -> Reply:
         request, rollout = handle.group.request, self._config.rollout
         sampling = rollout.sampling(request)
         del sampling["max_response_tokens"]  # one of the limits of `max_tokens`
@@ -128,14 +135,15 @@ class Recorder:
             parent=found.parent,
             context_ids=found.context_ids,
             mark=mark,
+            has_own_limit=has_own_limit,
         )
         await self._episodes.record(handle, turn)
         self._took("engine", sampled_at - began)
         self._took("journal", time.monotonic() - sampled_at)
         return _reply(found.token_ids, turn)
 
-    def _max_tokens(self, handle: Handle, found: Continuation, wanted: int) -> int:
-        """Raises: LimitError."""
+    def _limit(self, handle: Handle, found: Continuation) -> int:
+        """Tokens that a reply may have, whatever its client asks for. Raises: LimitError."""
         settings, rollout, episode = self._settings, self._config.rollout, handle.episode
         if len(episode.turns) + handle.num_calls > settings.max_turns:  # this call is one of them
             raise LimitError(f"the episode has {settings.max_turns} calls (agents.max_turns): give its reward")
@@ -151,7 +159,7 @@ class Recorder:
                 "max_response_tokens): give its reward"
             )
         asked = handle.group.request.max_response_tokens or rollout.max_response_tokens
-        return min(wanted, room, rollout.max_response_tokens, asked)
+        return min(room, rollout.max_response_tokens, asked)
 
 
 def _reply(prompt_token_ids: list[int], turn: Sampled) -> Reply:

@@ -2,8 +2,9 @@
 
 POST /v1/episodes {count, wait_s, agent} -> [{episode_id, key, base_url, prompt, ...}]; [] after wait_s
 POST /v1/episodes/KEY/heartbeat         each call of the model is one, too
-POST /v1/episodes/KEY/reward {reward}   0 to 1; without one the task's reward function grades the last text;
-                                        null: ungraded, the episode begins again. `facts`: numbers to record
+POST /v1/episodes/KEY/reward {reward}   0 to 1, true or false; without one, or without a body, the task's reward
+                                        function grades the last text; null: ungraded, the episode begins again.
+                                        `facts`: numbers to record
 DELETE /v1/episodes/KEY                 give it back
 """
 
@@ -11,30 +12,47 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from bapo.core.errors import BapoError
+from bapo.core.errors import BapoError, ContractError
 from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.runtime.auth.api_tokens import Role
 from bapo.tasks.base import RESERVED
-from bapo.transport.http_guard import allow, error_answer
-from rollout_server.episodes.gate import error_response
+from bapo.transport.http_guard import allow, error_answer, named_error, problems_of
+from rollout_server.episodes.gate import MODEL_PATHS, error_response
 from rollout_server.episodes.manager import Episodes, Handle
 
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 MAX_COUNT = 256
 MAX_WAIT_S = 60.0
 POLL_S = 0.5
 """Between two looks whether an agent that waits is still there."""
 
 
-class OpenBody(BaseModel):
+class Body(BaseModel):
+    """JSON, whatever type a client declares; nothing is an empty object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    expected: ClassVar[str]
+
+    @classmethod
+    async def of(cls, request: Request) -> Self:
+        """Raises: ContractError."""
+        try:
+            return cls.model_validate_json(await request.body() or b"{}")
+        except ValidationError as error:
+            raise ContractError(f"{problems_of(error.errors())}. Send {cls.expected}") from None
+
+
+class OpenBody(Body):
     """How many episodes an agent takes."""
 
-    model_config = ConfigDict(extra="forbid")
+    expected = f'{{"count": 1 to {MAX_COUNT}, "wait_s": 0 to {MAX_WAIT_S:g}}}'
 
     count: int = Field(1, ge=1, le=MAX_COUNT)
     wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
@@ -43,12 +61,20 @@ class OpenBody(BaseModel):
     """NAME@START of a process that is restarted under its name: those of NAME with another START begin again."""
 
 
-class RewardBody(BaseModel):
+def _number_of(reward: Any) -> Any:
+    """As everywhere in Python true is 1 and false 0."""
+    return float(reward) if isinstance(reward, bool) else reward
+
+
+class RewardBody(Body):
     """The end of an episode."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    expected = (
+        '{"reward": 0 to 1, true or false}; {"reward": null, "error": "why"} for an episode that could not be graded; '
+        "no body for the task's reward function"
+    )
 
-    reward: float | None = Field(math.nan, ge=0, le=1)
+    reward: Annotated[float | None, BeforeValidator(_number_of)] = Field(math.nan, ge=0, le=1)
     """null: it could not be graded; absent: the task's reward function grades the last text."""
     error: str = ""
     """Why there is no reward."""
@@ -76,9 +102,9 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
 
     @router.post("")
     @allow(Role.AGENT)
-    async def open_episodes(body: OpenBody, request: Request) -> list[dict[str, Any]]:
+    async def open_episodes(request: Request) -> list[dict[str, Any]]:
         """Take up to `count` episodes; waits for the first. Empty when there is none."""
-        handles = await _opened(episodes, body, request)
+        handles = await _opened(episodes, await OpenBody.of(request), request)
         return [_described(handle, base_url, episodes.lease_s, with_answers=with_answers) for handle in handles]
 
     @router.post("/{key}/heartbeat")
@@ -90,10 +116,11 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
 
     @router.post("/{key}/reward")
     @allow(Role.AGENT, is_open=True)
-    async def reward(key: str, body: RewardBody) -> dict[str, str]:
+    async def reward(key: str, request: Request) -> dict[str, str]:
         """End an episode with its reward: ok, group (the last of its group), duplicate, ungraded."""
+        body = await RewardBody.of(request)
         if body.reward is None or (body.error and math.isnan(body.reward)):
-            await episodes.fail(episodes.handle_of(key), "ungraded", body.error)
+            await episodes.ungraded(key, body.error)
             return {"state": "ungraded"}
         return {"state": await episodes.reward(key, body.reward, body.facts)}
 
@@ -103,13 +130,27 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
         """End the attempt without a reward: another agent begins it again."""
         await episodes.fail(episodes.handle_of(key), "given_back", reason, counts=False)
 
+    @app.exception_handler(RequestValidationError)
     @app.exception_handler(BapoError)
-    async def answer(request: Request, error: BapoError) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        if not isinstance(error, BapoError):  # of vLLM's routes
+            return error_response(400, str(named_error(error, request.method, request.url.path)))
         if request.url.path.startswith(router.prefix):
             return JSONResponse(**error_answer(error, lambda _: None))
         return error_response(error.http_status, str(error))
 
     app.include_router(router)
+    app.add_api_route("/{path:path}", nothing, methods=list(METHODS), include_in_schema=False)
+
+
+@allow(is_open=True)
+async def nothing(request: Request) -> JSONResponse:
+    """What nothing else answers: a refusal for want of a token would hide that the path is wrong."""
+    return error_response(
+        404,
+        f"{request.method} {request.url.path}: nothing is served here. A client's base_url ends in /v1 (that of "
+        f"Anthropic's SDK does not); agents POST to {', '.join(MODEL_PATHS)}",
+    )
 
 
 async def _opened(episodes: Episodes, body: OpenBody, request: Request) -> list[Handle]:

@@ -149,8 +149,8 @@ def _response(row: TokenRow, most: int) -> dict[str, Any]:
     shown = [*pieces, *(turn["context"] for turn in turns)]
     whole = [*row.pieces, *(turn.context for turn in row.turns)]
 
-    def numbers(values: Sequence[float] | None) -> list[Any] | None:
-        return None if values is None else [number(value) for value in values[:most]]
+    def numbers(values: Sequence[float | None] | None) -> list[Any] | None:
+        return None if values is None else [None if value is None else number(value) for value in values[:most]]
 
     return {
         "row": row.row,
@@ -169,7 +169,7 @@ def _response(row: TokenRow, most: int) -> dict[str, Any]:
         "logprobs": numbers(row.logprobs),
         "entropy": numbers(row.entropy),
         "ratio": numbers(row.ratio),
-        "clipped": None if row.clipped is None else [int(value) for value in row.clipped[:most]],
+        "clipped": numbers(row.clipped),
     }
 
 

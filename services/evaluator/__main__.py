@@ -21,7 +21,7 @@ def main(flags: Flags) -> None:
     config = flags.config
     telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
     task = task_of(config)
-    config.evaluation.require_splits(task.held_out_splits)
+    config.evaluation.require_splits(task.held_out_splits, config.rollout.temperature)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
     flags.run.write_port(

@@ -149,7 +149,10 @@ class Evaluator:
 
     def _measurements(self, *, is_full: bool = True) -> dict[str, Measurement]:
         """What is measured of some weights, by name."""
-        return measurements_of(self._task.held_out_splits, self._config.evaluation, is_full=is_full)
+        config = self._config
+        return measurements_of(
+            self._task.held_out_splits, config.evaluation, temperature=config.rollout.temperature, is_full=is_full
+        )
 
     def _forget_older(self, version: int) -> None:
         """Delete requests of a killed evaluator for versions that will never be collected."""

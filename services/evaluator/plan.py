@@ -95,10 +95,12 @@ def due_budget(at_responses: Sequence[int], sampled: int, measured: Collection[i
     return due if due > max(measured, default=0) else None
 
 
-def measurements_of(splits: Sequence[str], settings: EvaluationConfig, *, is_full: bool) -> dict[str, Measurement]:
+def measurements_of(
+    splits: Sequence[str], settings: EvaluationConfig, *, temperature: float, is_full: bool
+) -> dict[str, Measurement]:
     """What is measured of some weights, by name: at additional temperatures only if it `is_full`, except what the best
-    weights are chosen by."""
-    found, always = settings.measurements(splits), {*splits, settings.best_measure}
+    weights are chosen by. `temperature`: of a split without one."""
+    found, always = settings.measurements(splits, temperature), {*splits, settings.best_measure}
     return {name: Measurement(name, *found[name]) for name in found if is_full or name in always}
 
 

@@ -275,7 +275,7 @@ def test_a_list_that_is_too_long_is_refused_and_says_by_how_much(
 ) -> None:
     reply = raw(client, "POST", path, json={key: [item] * (most + 1), "worker_id": "w"})
     assert reply.status == 422
-    assert f"body.{key}: Value error, {most + 1} in one call, the maximum is {most}" in reply.json()["message"]
+    assert f"body.{key}: {most + 1} in one call, the maximum is {most}" in reply.json()["message"]
 
 
 def request_json(**changes: Any) -> dict[str, Any]:

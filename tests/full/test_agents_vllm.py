@@ -156,9 +156,14 @@ def test_every_endpoint_and_a_stream_are_recorded_alike(stage: Stage) -> None:
         streamed = stream.get_final_completion()
     message = streamed.choices[0].message
     assert message.tool_calls or message.content
-    client.with_options(api_key=third.key).responses.create(model="policy", input=first.prompt.text)
-    claude = anthropic.Anthropic(base_url=first.base_url.removesuffix("/v1"), api_key=fourth.key, max_retries=0)
-    claude.messages.create(model="policy", max_tokens=64, messages=question)
+    client.with_options(api_key=third.key).responses.create(
+        model="gpt-4o", input=first.prompt.text, max_output_tokens=4096
+    )
+    claude = anthropic.Anthropic(base_url=f"{stage.url}/e/{fourth.key}", api_key="-", max_retries=0)
+    said = claude.messages.create(model="claude", max_tokens=4096, messages=question)
+    assert said.model == "policy"
+    assert said.content[0].type == "text"
+    assert said.content[0].text, "also where the model calls a tool that it was not given"
     for episode in (first, second, third, fourth):
         assert stage.client.reward(episode.key, 0.5) in ("ok", "group")
     wait_for_groups(stage, 1)

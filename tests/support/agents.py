@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.episode import Sampled, sampled_turn
 from rollout_server.episodes.history import text_mark
 from rollout_server.episodes.manager import Episodes, LeaseLostError, OpenGroup
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine as a test."""
+
+    @wraps(test)
+    def run(*args: Any, **options: Any) -> None:
+        asyncio.run(test(*args, **options))
+
+    return run
 
 
 class MemoryJournal:
@@ -84,18 +95,19 @@ class ToldEngines:
     async def generate(self, completion: Completion, **options: Any) -> Completed:
         self.calls.append(completion)
         ids, versions = self._answer(completion)
-        sequence = sequence_of(ids, versions)
+        is_truncated = len(ids) >= completion.max_tokens
+        sequence = sequence_of(ids, versions, Outcome.TRUNCATED if is_truncated else Outcome.GRADED)
         return Completed(
             call_id=completion.call_id, token_ids=np.array(completion.token_ids, np.int32), sequences=(sequence,)
         )
 
 
-def sequence_of(ids: Sequence[int], versions: Sequence[int]) -> SampledSequence:
+def sequence_of(ids: Sequence[int], versions: Sequence[int], outcome: Outcome = Outcome.GRADED) -> SampledSequence:
     return SampledSequence(
         token_ids=np.array(ids, np.int32),
         rollout_logprobs=-np.array(ids, np.float32) / 100,
         versions=np.array(versions, np.int32),
-        outcome=Outcome.GRADED,
+        outcome=outcome,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from bapo.transport.episode_client import OpenedEpisode
 from rollout_server.calls import Finished
 from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
-from rollout_server.episodes.gate import digest_of, is_retry, key_of, problem_of
+from rollout_server.episodes.gate import CallError, digest_of, fields_of, is_retry, key_of
+from rollout_server.episodes.parser_log import quiet_parsers
 from services.agents.loop_watch import watch_loop
 from services.agents.outcome import GRADE, Rollout
 from services.agents.runner import AgentRunner
@@ -98,9 +100,9 @@ def run(rollout: Rollout, service: Service, *, num: int, **settings: Any) -> lis
 
 def test_the_reward_of_a_rollout_is_that_of_its_episode() -> None:
     async def rollout(client: Any, prompt: Prompt) -> float:
-        return {"key-0": 0.5, "key-1": 1}[client]
+        return {"key-0": 0.5, "key-1": 1, "key-2": True}[client]
 
-    assert run(rollout, Service(2), num=2) == [("key-0", 0.5), ("key-1", 1.0)]
+    assert run(rollout, Service(3), num=3) == [("key-0", 0.5), ("key-1", 1.0), ("key-2", 1.0)]
 
 
 def test_a_rollout_may_leave_the_reward_to_the_task() -> None:
@@ -269,20 +271,16 @@ def test_episodes_that_arrive_in_the_moment_of_the_stop_are_given_back() -> None
 
 
 @pytest.mark.parametrize(
-    ("headers", "path", "key", "rest"),
+    ("headers", "key"),
     [
-        ({"authorization": "Bearer sk-1"}, "/v1/models", "sk-1", "/v1/models"),
-        ({"x-api-key": "sk-2"}, "/v1/messages", "sk-2", "/v1/messages"),
-        ({}, "/e/sk-3/v1/completions", "sk-3", "/v1/completions"),
-        ({"authorization": "Basic abc"}, "/v1/completions", "", "/v1/completions"),
-        ({}, "/v1/completions", "", "/v1/completions"),
+        ({"authorization": "Bearer sk-1"}, "sk-1"),
+        ({"x-api-key": "sk-2"}, "sk-2"),
+        ({"authorization": "Basic abc"}, ""),
+        ({}, ""),
     ],
 )
-def test_the_key_of_an_episode_comes_as_any_sdk_sends_it(
-    headers: dict[str, str], path: str, key: str, rest: str
-) -> None:
-    scope: dict[str, Any] = {"path": path, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
-    assert (key_of(scope), scope["path"]) == (key, rest)
+def test_the_key_of_an_episode_comes_as_any_sdk_sends_it(headers: dict[str, str], key: str) -> None:
+    assert key_of({"headers": [(k.encode(), v.encode()) for k, v in headers.items()]}) == key
 
 
 @pytest.mark.parametrize(
@@ -302,7 +300,8 @@ def test_the_key_of_an_episode_comes_as_any_sdk_sends_it(
     ],
 )
 def test_what_would_bias_training_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
-    assert problem_of(json.dumps(fields).encode()).startswith(f"{name} = ")
+    with pytest.raises(CallError, match=f"^{name} = "):
+        fields_of(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -315,12 +314,13 @@ def test_what_would_bias_training_is_refused_by_name(fields: dict[str, Any], nam
     ],
 )
 def test_what_has_no_effect_or_does_no_harm_is_accepted(fields: dict[str, Any]) -> None:
-    assert problem_of(json.dumps(fields).encode()) == ""
+    assert fields_of(json.dumps(fields).encode()) == fields
 
 
 def test_a_body_that_is_no_object_is_refused() -> None:
-    assert "not JSON" in problem_of(b"{")
-    assert "not a JSON object" in problem_of(b"[1]")
+    for body, what in ((b"{", "not JSON"), (b"[1]", "not a JSON object")):
+        with pytest.raises(CallError, match=what):
+            fields_of(body)
 
 
 def test_a_retry_is_what_the_sdk_says_and_the_same_request() -> None:
@@ -332,6 +332,23 @@ def test_a_retry_is_what_the_sdk_says_and_the_same_request() -> None:
     assert digest_of("/v1/messages", b"{}") != digest_of("/v1/completions", b"{}")
 
 
+def test_malformed_calls_of_tools_are_one_line_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    counted: list[int] = []
+    parser = logging.getLogger("vllm.tool_parsers.of_a_test")
+    quiet_parsers(lambda: counted.append(1))
+    for _ in range(3):
+        try:
+            json.loads("{")
+        except ValueError:
+            parser.exception("Error in extracting tool call from response.")
+    parser.error("Detected Mistral tokenizer")
+    first, other = caplog.text.splitlines()
+    assert first.startswith("WARNING")
+    assert "malformed call of a tool" in first
+    assert "Mistral" in other
+    assert len(counted) == 3
+
+
 # -- calls of engines
 
 
@@ -341,12 +358,14 @@ class Worker:
     def __init__(self) -> None:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
+        self.num_collected = 0
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
 
     def submit(self, completions: Sequence[Completion]) -> None:
         self.submitted += [completion.call_id for completion in completions]
 
     def collect(self, wait_s: float) -> list[Finished]:
+        self.num_collected += 1
         try:
             found = self._finished.get(timeout=wait_s)
         except queue.Empty:
@@ -385,6 +404,24 @@ def test_a_call_that_was_lost_with_its_worker_is_submitted_to_another() -> None:
         calls.close()
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_stops_after_the_front_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        calls = EngineCalls(lambda: [ReadyWorker("w", 1, worker)])
+        asked = asyncio.create_task(calls.generate(completion("c"), affinity="g", min_version=1, timeout_s=5))
+        await until(lambda: worker.submitted)
+        worker.finish("c")
+        await asked
+        await until(lambda: worker.num_collected == 2)
+        (collector,) = [thread for thread in threading.enumerate() if thread.name == "collect-w"]
+        calls.close()
+        worker.die()
+        await asyncio.to_thread(collector.join)
+
+    asyncio.run(scenario())
+    assert caplog.text == ""
 
 
 def test_calls_of_one_group_meet_one_worker_that_is_new_enough() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bapo.config.tree import Config
-from bapo.runtime.logs import bound_log, rotated_path
+from bapo.runtime.logs import StopFilter, bound_log, rotated_path
 from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import session
@@ -55,3 +57,19 @@ def test_the_launcher_bounds_every_log_of_a_run_and_says_so_once(
     assert output.getvalue().count("worker-0.log exceeds 32 MiB and is rotated") == 1
     assert run.log_path("worker-0").stat().st_size == 0
     assert last_words(run.log_path("worker-0")) == "ValueError: the verifier said why"
+
+
+def test_requests_that_a_stop_cancels_are_no_errors(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server = logging.getLogger("uvicorn.error")
+    server.addFilter(found := StopFilter())
+    try:
+        server.error("Cancel %s running task(s), timeout graceful shutdown exceeded", 3)
+        for error in (asyncio.CancelledError("the server stops"), ValueError("a bug")):
+            server.error("Exception in ASGI application", exc_info=error)
+    finally:
+        server.removeFilter(found)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "Cancel 3 running task(s), timeout graceful shutdown exceeded"),
+        ("ERROR", "Exception in ASGI application"),
+    ]

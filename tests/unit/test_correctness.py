@@ -8,6 +8,7 @@ pass@1 0 %. After: p [1 .1 .1 0], q [.1 .1 0 0]: mean 1.4 / 8 = 17.5 %; one resp
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_the_summary_and_bapo_eval_say_mean_reward_and_pass_at_k_with_its_thresh
         assert "hard, step 2  12.5 %  25.0 %  50.0 %" in text
         assert "a response passes with reward 1" in text
         assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"hard +1 +17\.5 % .* avg@4 ", text), "at its temperature, and a mean over its responses"
 
 
 def test_the_page_says_mean_reward_and_counts_a_prompt_as_passed_from_reward_one(partial: RunDirectory) -> None:

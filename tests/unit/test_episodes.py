@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -20,20 +18,10 @@ from rollout_server.episodes.history import continuation_of
 from rollout_server.episodes.manager import Handle
 from rollout_server.episodes.recorder import ModelCall, Recorder
 from rollout_server.episodes.routes import RewardBody
-from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, turn
+from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, in_loop, turn
 from tests.support.factories import make_request
 
 REQUEST = make_request(prompt_id="a", group_size=2)
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine as a test."""
-
-    @wraps(test)
-    def run(*args: Any, **options: Any) -> None:
-        asyncio.run(test(*args, **options))
-
-    return run
 
 
 async def opened(front: Front, count: int = 2) -> list[Handle]:
@@ -66,8 +54,11 @@ async def test_a_reward_is_given_once() -> None:
     await front.episodes.record(handle, turn(0))
     await front.episodes.reward(handle.key, 0.25)
     assert await front.episodes.reward(handle.key, 0.25) == "duplicate"
-    with pytest.raises(ConflictError, match=r"has the reward 0\.25"):
-        await front.episodes.reward(handle.key, 1.0)
+    for other in (1.0, math.nan):
+        with pytest.raises(ConflictError, match=r"has the reward 0\.25"):
+            await front.episodes.reward(handle.key, other)
+    with pytest.raises(ConflictError, match="which null does not replace"):
+        await front.episodes.ungraded(handle.key, "")
     with pytest.raises(GoneError):
         front.episodes.handle_of(handle.key)
 
@@ -483,6 +474,35 @@ async def test_the_runs_sampling_parameters_are_used_and_the_limits_of_all() -> 
     assert agent.engines.calls[2].max_tokens == 4, "of 40 tokens of a sequence"
     with pytest.raises(LimitError, match=r"agents\.max_turns"):
         await agent.call("Q")
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({}, Outcome.TRUNCATED),  # 10 tokens: rollout.max_response_tokens
+        ({"max_tokens": 10}, Outcome.TRUNCATED),
+        ({"max_tokens": 9}, Outcome.GRADED),  # the agent's own
+        # vLLM, which does not know what is kept of the history, gives a call without a limit the rest of 40 tokens.
+        ({"max_tokens": 3, "token_ids": [9] * 37}, Outcome.TRUNCATED),
+    ],
+)
+@in_loop
+async def test_a_reply_that_the_agent_itself_has_cut_is_no_truncated_response(
+    options: dict[str, Any], outcome: Outcome
+) -> None:
+    front = Front()
+    handle, other = await opened(front)
+    agent = Agent(front, handle, ["a", "b" * options.get("max_tokens", 10)])
+    await agent.call("Q")
+    await agent.call("Qa!", **options)
+    await front.episodes.record(other, turn(1))
+    await front.episodes.reward(handle.key, 1.0)
+    await front.episodes.reward(other.key, 0.0)
+    (group,) = front.delivered
+    rollout = rollout_of(group.request, list(group.episodes.values()), lambda many: [str(ids) for ids in many])
+    assert rollout.sequences[0].outcome is outcome
+    assert handle.episode.turns[1].truncated, "as the reply says"
+    assert front.counted.count("cut") == (outcome is Outcome.GRADED)
 
 
 @in_loop

@@ -168,7 +168,7 @@ def test_a_split_has_its_own_number_of_responses_and_sampling(tmp_path: Path) ->
 def test_all_splits_have_the_sampling_of_the_evaluation_and_one_may_have_another() -> None:
     asked = {"top_k": 20, "min_p": 0.05, "stop": ["</answer>"], "splits": {"hard": {"top_k": 1, "stop": []}}}
     settings = EvaluationConfig.model_validate(asked)
-    found = measurements_of(("easy", "hard"), settings, is_full=True)
+    found = measurements_of(("easy", "hard"), settings, temperature=1.0, is_full=True)
     target = Target(version=3, num_prompts=1)
     easy, hard, easy_cold, hard_cold = (
         requests_of(target, found[name], [make_prompt()], settings)[0]
@@ -198,6 +198,12 @@ def test_a_request_of_a_version_without_these_fields_is_read_and_training_may_no
             request_from_map({**former, name: value})
 
 
+def test_a_split_is_measured_once_at_its_own_temperature() -> None:
+    settings = EvaluationConfig.model_validate({"temperatures": [0.3, 1.0], "splits": {"hard": {"temperature": 0.3}}})
+    found = measurements_of(("easy", "hard"), settings, temperature=1.0, is_full=True)
+    assert [*found] == ["easy", "hard", "easy@0.3", "hard@1"]
+
+
 def test_further_temperatures_are_measured_before_and_after_training_only(tmp_path: Path) -> None:
     further = {"temperatures": [0.3], "splits": {"hard": {"num_samples": 32}}}
     config = CONFIG.model_copy(
@@ -223,7 +229,7 @@ def test_further_temperatures_are_measured_before_and_after_training_only(tmp_pa
 def test_settings_of_a_split_that_does_not_exist_are_refused() -> None:
     settings = EvaluationConfig.model_validate({"splits": {"aime42": {"num_samples": 32}}})
     with pytest.raises(ConfigError, match=r"evaluation\.splits\.aime42"):
-        settings.require_splits(("aime24", "amc"))
+        settings.require_splits(("aime24", "amc"), 1.0)
 
 
 def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> None:

@@ -193,7 +193,11 @@ def test_with_keep_best_a_late_evaluator_skips_weights_that_have_no_checkpoint()
 
 def test_the_measure_of_the_best_is_measured_during_the_run_too() -> None:
     settings = Config.model_validate({"evaluation": {"best_measure": "easy@0.3"}}).evaluation
-    assert [*measurements_of(("easy", "hard"), settings, is_full=False)] == ["easy", "hard", "easy@0.3"]
+    assert [*measurements_of(("easy", "hard"), settings, temperature=1.0, is_full=False)] == [
+        "easy",
+        "hard",
+        "easy@0.3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +219,10 @@ def test_what_could_not_choose_is_refused(overrides: list[str], words: str) -> N
 def test_a_measure_must_be_one_of_the_task() -> None:
     settings = load_config(["bapo"], ["--evaluation.best_measure", "esy"]).evaluation
     with pytest.raises(ConfigError, match=r"did you mean 'easy'"):
-        settings.require_splits(("easy",))
+        settings.require_splits(("easy",), 1.0)
     settings = load_config(["bapo"], ["--evaluation.patience", "3"]).evaluation
     with pytest.raises(ConfigError, match="no held-out split"):
-        settings.require_splits(())
+        settings.require_splits((), 1.0)
 
 
 @pytest.fixture

@@ -175,6 +175,16 @@ COUNTERS = {
 }  # fmt: skip
 
 
+def test_what_bapo_eval_measures_is_of_no_step_and_named_as_an_average() -> None:
+    processes = tuple(replace(STARTING[0], name=name, state="ready") for name in ("rollout_server", "evaluator"))
+    row = make_evaluation("cd34", 1, 0.342)
+    snapshot = make_snapshot(processes=processes, evaluations=[row])
+    assert plain_lines([snapshot])[-1] == "held-out cd34: avg@2 34.2 % [32.2 %, 36.2 %] of 200 prompts"
+    assert "step 0" not in " ".join(drawn(render(snapshot, 120), 120))
+    training = replace(snapshot, processes=(*processes, replace(processes[0], name="scheduler")))
+    assert "cd34 at step 0: 34.2 %" in plain_lines([training])[-1]
+
+
 def test_nearly_empty_batches_are_named_with_what_to_do() -> None:
     rows = [make_row(step, x1=2, x2=0, x3=0, reward_mean=0.95) for step in range(1, 6)]
     ((kind, sentence),) = losses({}, rows)
@@ -190,6 +200,11 @@ LOST = (
 
 
 TRUNCATED = [make_row(1, num_responses=32, num_truncated=2), make_row(2, num_responses=32, num_truncated=0)]
+
+
+def test_the_limits_of_a_run_of_agents_are_both_named() -> None:
+    ((_, sentence),) = losses({}, [make_row(1, num_responses=4, num_truncated=1, num_episodes=4)])
+    assert sentence == "1 of 4 responses (25.0 %), by rollout.max_response_tokens or agents.max_tokens"
 
 
 def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summary(tmp_path: Path) -> None:

@@ -168,8 +168,11 @@ def test_gauges_of_episodes_are_unknown_in_a_step_without_any() -> None:
     batch, report = make_batch(groups=[episodes()]), UpdateReport(lr=1e-4, minibatches=(), num_tokens=0)
     config, names = learner_config(), [*OF_EPISODES, "bapo_learner_episode_tool_calls"]
     for fields, want in (
-        (episode_fields(list(episodes_of(batch)), decoded), [2.0, 2.0, 0.5, 1.5]),
-        ({}, [math.nan] * 4),
+        (
+            episode_fields(list(episodes_of(batch)), decoded) | {"episode_masked_share": 0.25},
+            [2.0, 2.0, 0.5, 0.25, 1.5],
+        ),
+        ({}, [math.nan] * 5),
     ):
         row = metrics_row(batch, report, policy_version=1, config=config, seconds={}, episodes=fields)
         show(telemetry, batch, row, Diagnosis(), {})

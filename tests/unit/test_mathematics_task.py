@@ -82,7 +82,7 @@ def test_the_configurations_for_gpus_are_table_3_and_measure_the_five_sets(size:
     assert (learner.lr, learner.minibatch_size, config.loss.kl_coef, config.loss.entropy_coef) == (1e-6, 64, 1e-3, 1e-3)
     assert (config.cadence.weight_sync_interval, config.cadence.reevaluation_interval, config.run.seed) == (5, 5, 42)
     task = task_of(config)
-    config.evaluation.require_splits(task.held_out_splits)
+    config.evaluation.require_splits(task.held_out_splits, 1.0)
     samples = [config.evaluation.samples_of(split) for split in task.held_out_splits]
     assert samples == [32, 32, 4, 4, 4]
 
@@ -91,5 +91,5 @@ def test_the_demo_has_its_data_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config(["deploy/configs/demo-mathematics.toml"], [])
     task = task_of(config)
-    config.evaluation.require_splits(task.held_out_splits)
+    config.evaluation.require_splits(task.held_out_splits, 1.0)
     assert [len(task.prompts(split)) for split in ("train", "words", "latex")] == [1500, 400, 400]

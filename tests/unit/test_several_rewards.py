@@ -355,7 +355,7 @@ def test_a_mean_has_all_rewards_beside_the_most_facts() -> None:
 
 def test_a_measurement_has_means_over_its_responses() -> None:
     settings = EvaluationConfig(temperatures=[])
-    measurement = measurements_of(["test"], settings, is_full=False)["test"]
+    measurement = measurements_of(["test"], settings, temperature=1.0, is_full=False)["test"]
     target = Target(version=1, num_prompts=2, is_full=False)
     groups = [_detailed(format=[1.0, 0.5]), _detailed(format=[0.0, 0.5])]
     row = evaluation_row(measurement, target, groups, num_asked=2, rollout=Config().rollout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +12,22 @@ from bapo.config.tree import Config
 from bapo.core.token_arrays import runs_of
 from bapo.core.types import Batch, Group, Origin
 from learner.advantages.of_batch import left_out, row_advantages
-from learner.stale_tokens import with_stale_as_context
+from learner.diagnostics.step_report import TokenValues
+from learner.stale_tokens import masked_fields, with_stale_as_context
 from tests.support.episodes import histories_of
 from tests.support.factories import make_batch, make_group
-from tests.support.learner import learner_config
+from tests.support.learner import FakeBuffer, FakeFleet, learner_config, make_test_learner
 
 STEP = 9
 """With v = 1 and one step ahead: tokens of version 8 and younger are not stale."""
 
 
-def config_of(stale_tokens: str = "mask") -> Config:
+def config_of(stale_tokens: str = "mask", model: Path | str = "model") -> Config:
     return learner_config(
+        model,
+        run={"num_steps": STEP + 1},
         agents={},
+        diagnostics={"token_records": 1},
         rollout={"engine": "vllm", "stale_tokens": stale_tokens},
         cadence={"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1},
     )
@@ -89,6 +94,44 @@ def test_groups_that_are_old_on_purpose_are_left_as_they_are(origin: Origin) -> 
     batch = batch_of(episodes([1, 1, 2, 2, 2], CHAIN, [20, 21]), origin)
     assert with_stale_as_context(batch, config_of()) is batch
     assert not left_out(batch, config_of()).any()
+
+
+class Records:
+    """Where a learner puts the values of its tokens."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Batch, TokenValues]] = []
+
+    def expect(self, step: int) -> None:
+        return
+
+    def put(self, batch: Batch, values: TokenValues, advantage_M: object) -> None:
+        self.found.append((batch, values))
+
+
+def test_a_step_reports_what_its_episodes_did_and_how_much_of_it_did_not_train(
+    model_path: Path, tmp_path: Path
+) -> None:
+    batch, records = batch_of(episodes([6, 6, 7, 8, 9], CHAIN, [20, 21])), Records()
+    learner = make_test_learner(
+        config_of(model=model_path), tmp_path, buffer=FakeBuffer(lambda _: batch), fleet=FakeFleet()
+    )
+    learner.token_records = records  # type: ignore[assignment]
+    learner.run_step(STEP)
+    (row,) = learner.records.rows  # type: ignore[attr-defined]
+    assert (row["num_episodes"], row["episode_turns_mean"], row["episode_context_tokens_mean"]) == (2, 1.5, 1.0)
+    assert row["episode_masked_share"] == 0.428571, "3 of 7 tokens"
+    assert row["num_tokens"] == 4
+    ((recorded, values),) = records.found
+    assert histories_of(recorded.entries[0].group, 0)[0] == ([10, 11, 20], [30, 31])
+    for each in (values.logprobs_M, values.ratio_M, values.advantage_M):
+        assert np.isnan(each).tolist() == [True, True, True, False, False, False, False]
+
+
+def test_the_tokens_of_an_episode_without_a_young_one_count_as_masked() -> None:
+    batch = batch_of(episodes([6, 6, 7, 7, 7], CHAIN, [20, 21]))
+    assert masked_fields(batch, config_of()) == {"episode_masked_share": 0.714286}  # 5 of 7
+    assert masked_fields(batch, config_of("drop")) == {}
 
 
 def test_without_the_setting_nothing_is_masked() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,18 @@ def test_a_row_of_an_episode_has_its_turns_and_the_text_that_a_reward_function_r
         assert row.extracted == "[ 33]"
         assert row.token_ids == [30, 31, 32, 33, 34]
     assert (rows[1].turns, rows[1].text, alone[1].text) == ((), " 40 41", " 40")  # one turn after the prompt
+
+
+def test_tokens_that_were_too_old_to_train_have_text_and_no_values() -> None:
+    batch = make_batch(groups=[episodes()])
+    known_M = np.array([False, False, True, True, True, True, True])
+    values = replace(values_like(batch), advantage_M=np.full(7, 0.5, np.float32))
+    trained = replace(values, **{field.name: getattr(values, field.name)[known_M] for field in fields(values)})
+    ((first, second),), _ = maker().groups(Recorded(batch=batch, values=trained.spread(known_M)), 1_000_000)
+    assert first.pieces == [" 30", " 31", " 32", " 33", " 34"]
+    assert first.entropy == [None, None, 0.0, 0.0, 0.0]
+    assert first.clipped == [None, None, False, False, False]
+    assert second.entropy == [0.0, 0.0]
 
 
 def test_a_plain_group_has_neither_turns_nor_a_prompt_of_the_engine() -> None:

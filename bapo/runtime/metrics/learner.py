@@ -156,6 +156,11 @@ EPISODES = (
         "Share of episodes whose history was changed, so that they are more than one row.", "run/Episodes", HERE,
     ),
     Metric(
+        "bapo_learner_episode_masked_ratio", "gauge",
+        "Share of the sampled tokens that were too old to train, with rollout.stale_tokens = mask; NaN without it.",
+        "run/Episodes", HERE,
+    ),
+    Metric(
         "bapo_learner_episode_tool_calls", "gauge",
         "Mean calls of tools per episode, in the format <tool_call>{\"name\": ...}</tool_call>; others do not count.",
         "run/Episodes", HERE,

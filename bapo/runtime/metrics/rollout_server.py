@@ -158,9 +158,10 @@ AGENTS = (
     ),
     Metric(
         "bapo_episode_events_total", "counter",
-        "Episodes opened and ended with a reward, calls of the model (turn), and calls whose history was changed, "
-        "so that it could not be continued (fork).",
-        "system/Agents", HERE, (Label("event", ("opened", "turn", "fork", "ended")),),
+        "Episodes opened and ended with a reward, calls of the model (turn), calls whose history was changed, so that "
+        "it could not be continued (fork), replies that end at the max_tokens of the agent (cut), and calls of tools "
+        "that the parser could not read (malformed).",
+        "system/Agents", HERE, (Label("event", ("opened", "turn", "fork", "cut", "malformed", "ended")),),
     ),
     Metric(
         "bapo_episode_failures_total", "counter",

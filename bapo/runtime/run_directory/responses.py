@@ -27,7 +27,7 @@ from bapo.runtime.run_directory.transcripts import TurnText, num_context, pieces
 
 PER_TOKEN = ("token_ids", "pieces", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped")
 """Columns with one value per token; the last four are null for a response that was not computed, the last five for a
-text-only one, which has a single piece."""
+text-only one, which has a single piece. Single values are null where a token is too old (rollout.stale_tokens)."""
 
 PART_TOKENS = 32_768
 """Tokens per row group of a file, the unit of reading. A row group has 8 kB of overhead, so not one per group."""
@@ -102,13 +102,13 @@ class TokenRow:
     """Text of each token (a character of several tokens is assigned to the last), or of each turn."""
     rollout_logprobs: Sequence[float] | None
     """log alpha, nats; None: text-only row."""
-    logprobs: Sequence[float] | None = None
+    logprobs: Sequence[float | None] | None = None
     """log pi_theta in the last pass of the step, nats."""
-    entropy: Sequence[float] | None = None
+    entropy: Sequence[float | None] | None = None
     """Entropy of pi_theta at this token, in the same pass, nats."""
-    ratio: Sequence[float] | None = None
+    ratio: Sequence[float | None] | None = None
     """rho of the loss in the same pass: pi_theta / its anchor."""
-    clipped: Sequence[bool] | None = None
+    clipped: Sequence[bool | None] | None = None
     """Whether clipping changed the objective."""
     images: Sequence[str] = ()
     """Digests of the images of the prompt (RUN/images)."""

@@ -70,7 +70,7 @@ MetricsRow = msgspec.defstruct(
         *_optional("prox_gpu_s update_gpu_s", Seconds),
         *_optional("num_episodes", Count),
         *_optional("episode_turns_mean episode_context_tokens_mean", Number),
-        *_optional("episode_forked_share", Share),
+        *_optional("episode_forked_share episode_masked_share", Share),
         *_optional("episode_calls_mean", dict[str, Number]),
         *_optional("reward_parts reward_facts", dict[str, Number]),
         ("divergences", GenericAlias(list, Cell), ()),

@@ -71,6 +71,12 @@ class Snapshot:
         return self.status.last_failure if self.status else ""
 
     @property
+    def is_evaluation(self) -> bool:
+        """Whether it is a run of `bapo eval`, whose weights are those of no step of its own."""
+        names = {process.name for process in self.processes}
+        return "evaluator" in names and "scheduler" not in names
+
+    @property
     def step(self) -> int:
         """Last finished step; 0 before the first."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0

@@ -66,7 +66,8 @@ def losses(
     if num_truncated := sum(row["num_truncated"] for row in rows):
         num_responses = sum(row["num_responses"] for row in rows)
         rate = percent(num_truncated / num_responses)
-        yield "truncated", f"{num_truncated} of {num_responses} responses ({rate}), by rollout.max_response_tokens"
+        limits = "rollout.max_response_tokens" + " or agents.max_tokens" * any(row.get("num_episodes") for row in rows)
+        yield "truncated", f"{num_truncated} of {num_responses} responses ({rate}), by {limits}"
     if sentence := untrained([row for row in rows if "num_informative" in row][-LATEST:]):
         yield "untrained", sentence
 
@@ -81,8 +82,9 @@ def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
         f"{row.get('episode_context_tokens_mean') or 0:.0f} context tokens",
         *(f"{number:.1f} calls of {name}" for name, number in (row.get("episode_calls_mean") or {}).items()),
     ]
-    forked = row.get("episode_forked_share")
+    forked, masked = row.get("episode_forked_share"), row.get("episode_masked_share")
     rest = f"; {percent(forked)} have a fork" if forked else ""
+    rest += f"; {percent(masked)} of the tokens were too old to train (rollout.stale_tokens)" if masked else ""
     return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
 
 
@@ -199,12 +201,15 @@ def evaluation_summary(run: RunDirectory) -> RenderableType:
         return Text("no evaluations")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     measure = measure_of(evaluations)
-    for name in ("held-out", f"{measure} (95 %)", "prompts", "responses each", "truncated", "tokens"):
+    for name in ("held-out", "at", f"{measure} (95 %)", "average", "prompts", "truncated", "tokens"):
         table.add_column(name)
     for row in evaluations:
-        numbers = (str(row["num_prompts"]), str(row["num_samples"]), percent(row["truncated_share"]))
-        table.add_row(row["split"], with_interval(row), *numbers, f"{row['mean_tokens']:.0f}")
-    return Group(table, *_passed(evaluations))
+        temperature = f"{row['sampling']['temperature']:g}" if "sampling" in row else "-"
+        average = f"avg@{row['num_samples']}"
+        numbers = (average, str(row["num_prompts"]), percent(row["truncated_share"]), f"{row['mean_tokens']:.0f}")
+        table.add_row(row["split"], temperature, with_interval(row), *numbers)
+    words = "at: temperature; avg@k: mean over k responses to each prompt"
+    return Group(table, Text(words, "bright_black"), *_passed(evaluations))
 
 
 def _passed(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

@@ -65,8 +65,11 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
     filled = round(share * bar_width)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(snapshot.name, "bold").append(f"  {snapshot.method}  ", "bright_black")
-    text.append(f"step {snapshot.step}/{snapshot.num_steps} ")
-    text.append("━" * filled, "green").append("━" * (bar_width - filled), "bright_black")
+    if snapshot.is_evaluation:
+        text.append("evaluation")
+    else:
+        text.append(f"step {snapshot.step}/{snapshot.num_steps} ")
+        text.append("━" * filled, "green").append("━" * (bar_width - filled), "bright_black")
     text.append(f" {duration(snapshot.elapsed_s)} elapsed", "bright_black")
     if snapshot.left_s is not None:
         text.append(f", about {duration(snapshot.left_s)} left", "bright_black")
@@ -150,7 +153,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     table.add_column(style="bright_black", no_wrap=True)
     table.add_column(overflow="fold")
     if snapshot.evaluations:
-        parts = accuracies(snapshot.evaluations, with_change=width >= WIDE)
+        parts = accuracies(snapshot.evaluations, with_change=width >= WIDE, has_step=not snapshot.is_evaluation)
         table.add_row("held-out", packed(parts, width - LABEL_CHARS))
     if snapshot.status is not None:
         # Text, because a failure message may contain brackets, which are not markup.
@@ -196,7 +199,9 @@ def packed(parts: Iterable[str], width: int) -> Text:
     return Text("\n".join(lines))
 
 
-def accuracies(evaluations: Sequence[Mapping[str, Any]], *, with_change: bool = False) -> Iterator[str]:
+def accuracies(
+    evaluations: Sequence[Mapping[str, Any]], *, with_change: bool = False, has_step: bool = True
+) -> Iterator[str]:
     """`cd34 34.2 % -> 41.6 % (step 50)`: first and latest evaluation on their common prompts; with partial credit
     `cd34 mean reward 10.8 % -> ...`.
 
@@ -208,7 +213,7 @@ def accuracies(evaluations: Sequence[Mapping[str, Any]], *, with_change: bool = 
         first, newest = rows[0], rows[-1]
         named = split if (measure := measure_of(rows)) == ACCURACY else f"{split} {measure}"
         if first is newest:
-            yield f"{named} {percent(first['accuracy'])} (step {first['step']})"
+            yield f"{named} {percent(first['accuracy'])}" + (f" (step {first['step']})" if has_step else "")
             continue
         before, after = shared_means([first["rewards"], newest["rewards"]])
         part = f", first {len(after)} prompts" if 0 < len(after) < first["num_prompts"] else ""

@@ -141,9 +141,8 @@ def sampling(config: Config) -> Check:
     rollout = config.rollout
     temperatures = [rollout.temperature, *filter(None, [config.evaluation.temperature])]
     temperatures += config.evaluation.temperatures
-    detail = (
-        f"temperatures {', '.join(f'{each:g}' for each in temperatures)}; at most {rollout.max_response_tokens} tokens"
-    )
+    shown = ", ".join(f"{each:g}" for each in dict.fromkeys(temperatures))
+    detail = f"temperatures {shown}; at most {rollout.max_response_tokens} tokens"
     return Check(name="sampling", status="ok", detail=detail)
 
 
@@ -359,7 +358,7 @@ def data(situation: Situation) -> Check:
     config = situation.config
     try:
         task = situation.task
-        config.evaluation.require_splits(task.held_out_splits)
+        config.evaluation.require_splits(task.held_out_splits, config.rollout.temperature)
         if config.checkpoint.keep_best and not task.held_out_splits:
             raise ConfigError("checkpoint.keep_best: the task has no held-out split, so nothing is measured; remove it")
         num_train = len(task.prompts("train"))

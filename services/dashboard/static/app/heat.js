@@ -8,6 +8,8 @@ import { visibleToken } from "bapo/app/visible.js";
 const ENTROPY = [0.1, 0.5, 1, 2];
 const RATIO = [0.8, 0.95, 1.05, 1.25];
 const CHANCE = [0.9, 0.5, 0.2, 0.05];
+/** Not of a response that the learner did not compute, nor of a token that was too old to train. */
+const isKnown = (values, i) => values !== null && values[i] !== null;
 const above = (limits, value) => limits.filter((limit) => value >= limit).length;
 
 /** What a token can be coloured by: title, the classes of its steps with their words, and which step a token has. */
@@ -15,17 +17,17 @@ export const METRICS = {
   entropy: {
     title: "Entropy",
     steps: ["under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "2 and more"].map((words, i) => [`heat-${i}`, words]),
-    of: (response, i) => (response.entropy ? `heat-${above(ENTROPY, response.entropy[i])}` : null),
+    of: (response, i) => (isKnown(response.entropy, i) ? `heat-${above(ENTROPY, response.entropy[i])}` : null),
   },
   ratio: {
     title: "Ratio",
     steps: ["under 0.8", "0.8 to 0.95", "0.95 to 1.05", "1.05 to 1.25", "1.25 and more"].map((words, i) => [`ratio-${i}`, words]),
-    of: (response, i) => (response.ratio ? `ratio-${above(RATIO, response.ratio[i])}` : null),
+    of: (response, i) => (isKnown(response.ratio, i) ? `ratio-${above(RATIO, response.ratio[i])}` : null),
   },
   clipping: {
     title: "Clipping",
     steps: [["heat-0", "not clipped"], ["clipped", "clipped: the objective did not follow the ratio"]],
-    of: (response, i) => (response.clipped ? (response.clipped[i] ? "clipped" : "heat-0") : null),
+    of: (response, i) => (isKnown(response.clipped, i) ? (response.clipped[i] ? "clipped" : "heat-0") : null),
   },
   surprise: {
     title: "Rollout probability",
@@ -38,7 +40,7 @@ export const METRICS = {
 /** One sentence with everything that is known of a token. */
 export function tokenWords(response, i) {
   const value = (name, digits = 3) => (response[name] ? decimal(response[name][i], digits) : DASH);
-  const clipped = response.clipped ? (response.clipped[i] ? "clipped" : "not clipped") : "not computed by the learner";
+  const clipped = isKnown(response.clipped, i) ? (response.clipped[i] ? "clipped" : "not clipped") : "not computed by the learner";
   const turn = turnOf(response, i);
   return `token ${i + 1} of ${response.num_tokens}${turn === null ? "" : `, turn ${turn},`} \u201c${visibleToken(response.pieces[i])}\u201d: entropy ${value("entropy")} nats, ratio ${value("ratio", 4)}, ${clipped}, log \u03c0 ${value("logprobs")}, log \u03b1 ${value("rollout")} (${percent(Math.exp(response.rollout[i]))})`;
 }

@@ -56,7 +56,7 @@ const turns = (grid) =>
     lines: [["episode_turns_mean", "turns", "series-1", { showSymbol: true, symbolSize: 3 }]],
     says: (steps, index) => {
       const at = (name) => column(steps, name)[index] ?? null;
-      return `Step ${steps.step[index]}: ${decimal(at("episode_turns_mean"))} turns with ${decimal(at("episode_context_tokens_mean"), 1)} context tokens; ${percent(at("episode_forked_share"))} of the episodes have a fork.`;
+      return `Step ${steps.step[index]}: ${decimal(at("episode_turns_mean"))} turns with ${decimal(at("episode_context_tokens_mean"), 1)} context tokens; ${percent(at("episode_forked_share"))} of the episodes have a fork.${at("episode_masked_share") ? ` ${percent(at("episode_masked_share"))} of the tokens were too old to train.` : ""}`;
     },
   });
 
