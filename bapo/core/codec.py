@@ -1,7 +1,8 @@
 """Values as msgpack: groups, batches, prompts, requests and results, each mapped here and nowhere else.
 
     group frame   header: everything that a rule needs (ids, rewards, versions, lengths)
-                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], little-endian
+                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], of a group that a
+                          teacher has scored its log-probs f32 [T]; little-endian
     batch frame   header: numbers, origins, results, and items that are not one whole group (`bapo.core.batch_items`)
                   body:   the frames of its groups, in order
 
@@ -18,7 +19,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,11 +76,14 @@ def pack_group(group: Group) -> bytes:
         versions_i4=_bytes(group.versions, "<i4"),
         spans_i4=msgspec.UNSET if group.spans is None else _bytes(group.spans, "<i4"),
         turns_i4=msgspec.UNSET if group.turns is None else _bytes(group.turns, "<i4"),
+        has_teacher=msgspec.UNSET if group.teacher_logprobs is None else True,
     )
     body = [_bytes(group.prompt_token_ids, "<i4")]
     body += [_bytes(getattr(group, name), kind) for name, kind in PER_TOKEN.items()]
     if group.context_ids is not None:
         body.append(_bytes(group.context_ids, "<i4"))
+    if group.teacher_logprobs is not None:
+        body.append(_bytes(group.teacher_logprobs, "<f4"))
     return b"".join([frame_start(KIND_GROUP, header, sum(map(len, body))), *body])
 
 
@@ -165,6 +169,8 @@ def unpack_group(frame: bytes | memoryview) -> Group:
     for name, kind in PER_TOKEN.items():
         columns[name] = np.frombuffer(body, kind, num_tokens, start)
         start += columns[name].nbytes
+    if header.has_teacher is True:
+        columns["teacher_logprobs"] = np.frombuffer(body, _F4, num_tokens, start + 4 * header.num_context)
     return Group(
         **{name: getattr(header, name) for name in _COMMON},
         **columns,
@@ -259,6 +265,8 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """[S, 2], only when several policy versions sampled a response."""
     turns_i4: bytes | msgspec.UnsetType = msgspec.UNSET
     """[U, 4], only when a response has several turns."""
+    has_teacher: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    """Whether the body ends with the log-probs of a teacher."""
 
     # For G entries numpy's calls cost more than what they do.
 
@@ -341,7 +349,8 @@ def _require_plausible(header: GroupHeader, num_body_bytes: int) -> None:
     if (turns := header.turns) is not None:
         has_prompt = header.num_prompt > 0
         require_turns(header.group_id, turns, header.num_context, lengths, has_prompt=has_prompt)
-    if num_body_bytes != 4 * (header.num_prompt + header.num_context) + _TOKEN_BYTES * num_tokens:
+    token_bytes = _TOKEN_BYTES + (_F4.itemsize if header.has_teacher is True else 0)
+    if num_body_bytes != 4 * (header.num_prompt + header.num_context) + token_bytes * num_tokens:
         raise ContractError(f"{where}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
     # A NaN may hide from min and max, but not from a sum.
     are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0

@@ -226,6 +226,8 @@ class Group:
     is one turn after the prompt."""
     context_ids: Int32s | None = None
     """[C] context tokens of the turns, turn after turn; None without turns."""
+    teacher_logprobs: Float32s | None = None
+    """[T] log pi_T(y_t | .) of the teacher of a distillation, in nats, at temperature 1; None without one."""
 
     def __post_init__(self) -> None:
         self._require_columns()
@@ -247,6 +249,11 @@ class Group:
         if self.spans is not None:
             require_spans(self.group_id, self.spans, self.lengths, self.versions)
         self._require_turns()
+        if (taught := self.teacher_logprobs) is not None:
+            if taught.shape != (tokens,):
+                message = f"group {self.group_id}: teacher_logprobs must be {[tokens]}, got {list(taught.shape)}"
+                raise ContractError(message, Refusal.SHAPE)
+            require_tokens(self.group_id, self.token_ids[:0], taught, of="teacher")
 
     def _require_turns(self) -> None:
         if (self.turns is None) != (self.context_ids is None):
