@@ -53,6 +53,8 @@ class WorkerStatus:
     """Sampled tokens."""
     num_failed: int = 0
     """Groups reported as failed."""
+    waiting_for: str = ""
+    """What its groups wait for outside of the run, such as a teacher that is away; empty: nothing."""
 
 
 class RolloutClient:
