@@ -82,6 +82,18 @@ def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
 
 
+def distillation(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """How far the policy is from its teacher, in the first and the newest step; empty for a run without one."""
+    rows = [row for row in metrics if row.get("teacher_kl") is not None]
+    if not rows:
+        return ""
+    first, newest = rows[0], rows[-1]
+    return (
+        f"reverse KL {first['teacher_kl']:.4f} -> {newest['teacher_kl']:.4f} nats per token (steps {first['step']} to "
+        f"{newest['step']})"
+    )
+
+
 LATEST = 20
 """Steps over which most groups with different rewards must have been left out."""
 FEWEST = 16
@@ -144,8 +156,9 @@ def summary(run: RunDirectory, config: Config) -> RenderableType:
         table.add_row("ended", f"after step {metrics[-1]['step']} of {config.run.num_steps}: {reason}")
     if best := _best(run, evaluations, config):
         table.add_row("best", best)
-    if sentence := episodes(metrics):
-        table.add_row("episodes", sentence)
+    for what, sentence in (("episodes", episodes(metrics)), ("teacher", distillation(metrics))):
+        if sentence:
+            table.add_row(what, sentence)
     for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("page", f"bapo view {run.path} (needs no token)")
