@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from bapo.core.errors import ContractError, GradingError, UnavailableError
+from bapo.core.errors import ConfigError, ContractError, GradingError, UnavailableError
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.transport.teacher_client import TeacherClient
@@ -91,7 +91,7 @@ class WithTeacher:
         while True:
             try:
                 found = await loop.run_in_executor(self._calls, self._teacher.logprobs, prompt, responses)
-            except UnavailableError as error:
+            except (UnavailableError, ConfigError) as error:  # ConfigError: it serves another model
                 self._is_away(str(error))
             except ContractError as error:
                 raise UntaughtError(str(error)) from error
