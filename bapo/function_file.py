@@ -1,4 +1,4 @@
-"""The name under which the processes of a run find a reward function of a script or notebook.
+"""The names under which the processes of a run find reward functions of a script or notebook.
 
 A function of a module is found where it is. One of a notebook, or of the script itself, is written to a file with what
 it uses of its module: imports, other functions, constants. Source, never pickle: the file can be read, and is the same
@@ -11,7 +11,7 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,14 +19,32 @@ from typing import Any
 from bapo.core.errors import ConfigError
 from bapo.tasks.adapters.plain import PARAMETERS_OF
 
+Reward = Callable[..., Any] | str
+Rewards = Reward | Sequence[Reward | Mapping[str, Any]]
+"""As `task.reward`, with functions in the place of names."""
 INSTEAD = 'write it to a file and pass its name, reward="my_rewards.py:function"'
 
 
-def name_of(function: Callable[..., Any], file: Path) -> tuple[str, str]:
-    """`task.reward` for a function, and what to write to `file` for it; "" for one of a module.
+def named(rewards: Rewards, file: Path) -> tuple[Any, str]:
+    """`task.reward` by names, and what to write to `file` for its functions; "" if each is one of a module.
 
     Raises: ConfigError for what has no source of its own.
     """
+    parts: list[str] = []
+    seen: dict[str, object] = {}
+
+    def name(one: Any) -> Any:
+        if isinstance(one, Mapping):
+            return {key: name(value) if key == "function" else value for key, value in one.items()}
+        return one if isinstance(one, str) else _name_of(one, file, seen, parts)
+
+    names = [name(one) for one in rewards] if isinstance(rewards, list | tuple) else name(rewards)
+    text = "\n\n".join(["from __future__ import annotations", *parts])
+    return names, f"{text}\n" if parts else ""
+
+
+def _name_of(function: Callable[..., Any], file: Path, seen: dict[str, object], parts: list[str]) -> str:
+    """The name of one function, whose source goes to `parts` without what is `seen` there."""
     if not isinstance(function, FunctionType):
         raise ConfigError(f"reward: {function!r} is not a function defined by def; {INSTEAD}")
     name = function.__name__
@@ -42,13 +60,21 @@ def name_of(function: Callable[..., Any], file: Path) -> tuple[str, str]:
     if module is not None and module.__name__ != "__main__" and function.__qualname__ == name:
         is_in_package = bool(module.__package__) or not (module.__file__ or "").endswith(".py")
         place = module.__name__ if is_in_package else Path(str(module.__file__)).resolve()
-        return f"{prefix}{place}:{name}", ""
-    text = "\n\n".join(["from __future__ import annotations", *_parts(function, {})])
-    return f"{prefix}{file}:{name}", f"{text}\n"
+        return f"{prefix}{place}:{name}"
+    if _is_new(name, function, seen):
+        parts += _parts(function, seen)
+    return f"{prefix}{file}:{name}"
 
 
 def _parameters(function: FunctionType) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
+
+
+def _is_new(name: str, value: object, seen: Mapping[str, object]) -> bool:
+    """Raises: ConfigError for another value of this name."""
+    if name in seen and seen[name] is not value:
+        raise ConfigError(f"reward: two functions use the name {name} for different things; rename one, or {INSTEAD}")
+    return name not in seen
 
 
 def _parts(function: FunctionType | type, seen: dict[str, object]) -> Iterator[str]:
@@ -61,7 +87,7 @@ def _parts(function: FunctionType | type, seen: dict[str, object]) -> Iterator[s
         raise ConfigError(f"reward: the source of {name} is not there ({error}); {INSTEAD}") from error
     known = _globals_of(function)
     for used in dict.fromkeys(node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)):
-        if used in known and used not in seen and not hasattr(builtins, used):
+        if used in known and not hasattr(builtins, used) and _is_new(used, known[used], seen):
             seen[used] = known[used]
             yield from _part(used, known[used], name, seen)
     yield source.rstrip()

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from bapo.config.check import listening_sections
 from bapo.config.layers import Layer, file_layer
 from bapo.config.load import load_layers
 from bapo.core.errors import BapoError, ConfigError, DeadlineError
-from bapo.function_file import name_of
+from bapo.function_file import Rewards, named
 from bapo.runtime.process import dying_with_parent
 from bapo.runtime.run_directory.files import Lines, storing
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -39,19 +39,17 @@ POLL_S = 0.2
 STOP_S = 120.0
 INTERRUPTED = 130
 REWARD_FILE = "reward.py"
-"""In the run directory: the reward function of a notebook or script."""
+"""In the run directory: the reward functions of a notebook or script."""
 Source = str | Path | Mapping[str, Any]
 """A TOML file, a preset, or a config as a map of sections."""
 
 
-def train(
-    config: Source | Sequence[Source] = (), *, reward: Callable[..., Any] | str | None = None, **sections: Any
-) -> Run:
+def train(config: Source | Sequence[Source] = (), *, reward: Rewards | None = None, **sections: Any) -> Run:
     """Start a run, and return once its checks have passed.
 
     Args:
         config: as of `bapo train`; of several the later takes precedence.
-        reward: a function, or a name as in `task.reward`.
+        reward: as `task.reward`, one or a list, with functions in the place of names.
         sections: settings above `config`, such as `learner={"lr": 1e-5}`.
     Its name is the next free one, and its ports are free ones, unless they are set.
     Raises: ConfigError and other errors of the checks.
@@ -73,8 +71,8 @@ def train(
     last: dict[str, Any] = {"run": {"name": path.name}}
     file, text = path.absolute() / REWARD_FILE, ""
     if reward is not None:
-        name, text = (reward, "") if isinstance(reward, str) else name_of(reward, file)
-        last["task"] = {"reward": name}
+        names, text = named(reward, file)
+        last["task"] = {"reward": names}
     run = create_run(load_layers([*layers, Layer(source="bapo.train", values=last)]))
     if text:
         with storing(file):

@@ -95,10 +95,16 @@ class BufferService:
         return self.store.enqueue(requests, cursor=cursor, spares=spares)
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        """Issue the re-evaluation round of a step once. Raises: ContractError for other requests, as for `enqueue`."""
+        """Issue the re-evaluation round of a step once: later calls change nothing, whichever prompts they have.
+
+        Raises: ContractError for other requests, as for `enqueue`.
+        """
         for request in requests:
             if request.purpose != "reevaluate" or request.step != step:
                 raise ContractError(f"request {request.request_id} is not a re-evaluation of step {step}")
+        # Before ids are compared: a scheduler that plans the round again may do so from another B_bad.
+        if self.store.readiness(step).round_left is not None:
+            return 0
         self._texts.require_same(requests)
         return self.store.enqueue_round(step, requests)
 

@@ -15,12 +15,14 @@ from bapo.core.batch_items import Kind
 from bapo.core.codec import GroupHeader
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.json_values import plain_value
+from bapo.core.reward_details import means_of
 from bapo.core.types import (
     Count,
     GroupResult,
     GroupStat,
     HardPrompt,
     Origin,
+    Outcome,
     Prompt,
     Purpose,
     RolloutRequest,
@@ -238,6 +240,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`prompt_digest` of its prompt."""
     newest_version: Version = 0
     """Newest version that sampled any token; 0 in a row of before this field."""
+    reward_details: dict[str, float] = {}
+    """Means over the responses that a worker sampled (`bapo.core.reward_details`)."""
 
     @property
     def outcomes(self) -> bytes:
@@ -299,11 +303,14 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             sample_s=self.sample_s,
             grade_s=self.grade_s,
             claimed_at=self.claimed_at,
+            reward_details=self.reward_details,
         )
 
 
 def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
     """The record of a group. `num_bytes`, `digest`: of its frame."""
+    details = group.details
+    sampled = [outcome != Outcome.EXPERT for outcome in group.outcomes]
     return GroupRecord(
         group_id=group.group_id,
         prompt_id=group.prompt.prompt_id,
@@ -322,6 +329,7 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
         digest=digest,
         prompt_digest=prompt_digest(group.prompt),
         newest_version=group.newest_version,
+        reward_details=means_of({name: values[sampled] for name, values in details.items()}) if details else {},
     )
 
 

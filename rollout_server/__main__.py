@@ -96,6 +96,7 @@ def main(flags: Flags) -> None:
     app = create_app(
         runner.fleet, telemetry, keyring, store=runner.store, images=flags.run.images,
         refusal=lambda: runner.autoscaler.refusal,
+        agents=lambda: runner.front.status() if runner.front is not None else None,
     )  # fmt: skip
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))

@@ -26,7 +26,7 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.images import ImageFiles
 from bapo.transport.bodies import Message
 from bapo.transport.http_guard import HttpGuard, allow, error_answer, named_error
-from bapo.transport.rollout_client import PIECE_BYTES
+from bapo.transport.rollout_client import PIECE_BYTES, AgentsStatus
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightRelay
 
@@ -51,20 +51,27 @@ def create_app(
     store: WeightRelay | None = None,
     images: ImageFiles | None = None,
     refusal: Callable[[], str] = lambda: "",
+    agents: Callable[[], AgentsStatus | None] = lambda: None,
 ) -> FastAPI:
     """The API of one fleet. Without a keyring no token is needed.
 
     Args:
         store, images: weights and images for hosts that cannot read the run directory; None: without these routes.
         refusal: why the number of workers cannot be changed manually; empty if it can.
+        agents: their episodes; None for a run without.
     """
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
 
     @app.get("/workers")
     @allow(Role.VIEWER, Role.LEARNER)
     def workers() -> dict[str, Any]:
-        """List all workers, and the target number."""
-        return {"workers": [asdict(status) for status in fleet.statuses()], "num_wanted": fleet.num_wanted}
+        """List all workers, the target number, and the episodes of agents."""
+        found = agents()
+        return {
+            "workers": [asdict(status) for status in fleet.statuses()],
+            "num_wanted": fleet.num_wanted,
+            "agents": asdict(found) if found is not None else None,
+        }
 
     @app.put("/workers", status_code=202)
     def scale(body: Scale) -> dict[str, int]:

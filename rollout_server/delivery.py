@@ -21,6 +21,7 @@ import numpy as np
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import BapoError, ContractError, GradingError, UnavailableError
+from bapo.core.reward_details import limited
 from bapo.core.types import Purpose, RolloutRequest, Timing, num_correct
 from bapo.tasks.grading.pool import GraderPool, Grades
 from bapo.transport.buffer_client import BufferClient
@@ -42,8 +43,9 @@ LINGER_S = 0.1
 
 def outcome_counts(grades: Grades) -> dict[str, int]:
     """Number of responses with reward 1 (correct), 0 (wrong, or busy: not graded to the end), and between (partial)."""
-    rewards, busy = grades.rewards, grades.num_busy
+    rewards = grades.rewards
     correct, zero = num_correct(rewards.tolist()), int((rewards <= 0.0).sum())
+    busy = min(zero, grades.num_busy)  # another of several rewards may give a response some credit
     return {"correct": correct, "wrong": zero - busy, "busy": busy, "partial": len(rewards) - correct - zero}
 
 
@@ -151,7 +153,7 @@ class Delivery:
             self._counts.add(f"verdict/{outcome}/{task}", number)
         timing = Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s)
         try:
-            group = rollout.group(grades.rewards, worker_id=self._worker_id, timing=timing)
+            group = rollout.group(grades.rewards, worker_id=self._worker_id, timing=timing, details=grades.details)
         except ContractError as error:
             # Counts as an attempt: if the worker failed instead, it would claim the same group again.
             self.refuse(request.request_id, "no_group", f"the engine returned an invalid group: {error}")
@@ -164,11 +166,15 @@ class Delivery:
         rewards = np.full(len(rollout.sequences), np.nan) if rollout.rewards is None else np.array(rollout.rewards)
         ungraded = np.flatnonzero(np.isnan(rewards))
         if not len(ungraded):
-            return Grades(rewards=rewards.astype(np.float32))
+            return Grades(rewards=rewards.astype(np.float32), details=limited(rollout.facts))
         texts = [rollout.sequences[row].text or "" for row in ungraded]
         found = self._grader.grade(rollout.request.prompt, texts)
         rewards[ungraded] = found.rewards
-        return Grades(rewards=rewards.astype(np.float32), num_busy=found.num_busy)
+        nothing = np.full(len(rewards), np.nan, np.float32)
+        details = {name: rollout.facts.get(name, nothing).copy() for name in (*found.details, *rollout.facts)}
+        for name, values in found.details.items():
+            details[name][ungraded] = values
+        return Grades(rewards=rewards.astype(np.float32), details=limited(details), num_busy=found.num_busy)
 
     def _ungraded(self, request: RolloutRequest, error: GradingError) -> None:
         reason = getattr(error, "reason", "error")

@@ -18,10 +18,11 @@ from bapo.cli.help import Command, group
 from bapo.config.check import read_options
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
+from bapo.core.reward_details import as_columns, mean_of_groups, shown_details
 from bapo.core.types import Prompt
 from bapo.tasks.base import TaskContext
 from bapo.tasks.data_files import is_file
-from bapo.tasks.dataset import DatasetOptions
+from bapo.tasks.dataset import NAME, DatasetOptions
 from bapo.tasks.grading.pool import (
     GraderPool,
     UngradedError,
@@ -50,7 +51,7 @@ app = group("Test a reward function on your data before you train with it.")
 
 @app.command("test", cls=Command)
 def try_out(
-    reward: Annotated[str, typer.Argument(metavar="REWARD", help="Like task.reward: file.py:f, trl:..., verl:...")],
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="Like task.reward: file.py:f, trl:..., a list.")],
     data: Annotated[
         str, typer.Option("--data", metavar="FILE", help=".parquet, .jsonl, or a Hub id owner/name:split.")
     ],
@@ -79,22 +80,23 @@ def try_out(
       bapo reward test my_rewards.py:exact --data train.parquet
       bapo reward test verl:score.py:compute_score --data train.parquet \\
           --gold-format "#### {answer}"
+      bapo reward test '["r.py:form", { function = "r.py:exact", weight = 4 }]' --data train.jsonl
     """
     if "{answer}" not in gold_format:
         raise ConfigError(f"--gold-format {gold_format!r} must contain {{answer}}")
     extra = [name for name in columns.split(",") if name]
     table = {"path": data, "prompt_column": prompt_column, "answer_column": answer_column, "extra_columns": extra}
     options, trial = read_options(DatasetOptions, table, ("task", "options")), Trial()
+    settings = {"reward": reward, "reward_range": reward_range, "grading_timeout_s": timeout_s}
+    task = read_options(TaskConfig, {"name": NAME, "options": {"path": data}, **settings}, ("task",))
     with waiting(f"loading {data} from the Hugging Face Hub") if not is_file(data) else nullcontext():
-        prompts = read_prompts(options, TaskContext(reward=reward), rows, trial)
+        prompts = read_prompts(options, TaskContext(rewards=task.reward_functions), rows, trial)
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
     if not prompts:
         raise ConfigError(f"no row of {data} can be used: {': '.join(trial.problems[0])}")
-    settings = {"reward": reward, "reward_range": reward_range, "grading_timeout_s": timeout_s}
-    task = read_options(TaskConfig, settings, ("task",))
     with closing(GraderPool(task, num_children=1)) as graders:
-        copies = 2 if grades_groups(reward) else 1
+        copies = 2 if any(map(grades_groups, task.reward_functions)) else 1
         progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial, copies=copies)
         for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):
             pass
@@ -153,6 +155,8 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
         "others_right": trial.others_right,
         "others_partly": trial.others_partly,
         "others_failed": trial.others_failed,
+        "gold_details": as_columns(mean_of_groups(trial.gold_details)),
+        "others_details": as_columns(mean_of_groups(trial.others_details)),
         "mean_s": trial.total_s / max(1, sum(trial.results.values())),
         "slowest_s": trial.slowest_s,
         "slowest": trial.slowest,
@@ -172,6 +176,9 @@ def _tell(trial: Trial, *, is_fit: bool) -> None:
     say(f"other answers rewarded 1  {trial.others_right} of {trial.others_tried}{failed}")
     if trial.others_partly:
         say(f"  with partial credit     {trial.others_partly}")
+    for whose, details in (("gold", trial.gold_details), ("other", trial.others_details)):
+        if shown := shown_details(as_columns(mean_of_groups(details))):
+            say(f"means of {whose:<5} answers     {shown}")
     mean_s = trial.total_s / max(1, graded)
     say(f"seconds per response      {mean_s:.3f}, slowest {trial.slowest_s:.3f} ({trial.slowest})")
     rows: dict[str, list[str]] = {}
@@ -236,7 +243,7 @@ ERRORS = (
     ("it requires", "it reads a column that is missing in some rows; fill it in, or name it with --columns"),
     ("for a column", "it reads a column that is missing in some rows; fill it in, or name it with --columns"),
     ("return None for a response that cannot", "it returned NaN or infinity; return a number in the range"),
-    ("set task.reward_range", "it returned a number outside of the range; set --reward-range (task.reward_range)"),
+    ("task.reward_range", "it returned a number outside of the range; set --reward-range (task.reward_range)"),
     ("which is not a number", "it returned no number; return one number for each response"),
 )
 """Part of a verifier's error -> what is wrong and what to do."""

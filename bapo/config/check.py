@@ -199,6 +199,12 @@ def section_of_values(annotation: Any) -> type[BaseModel] | None:
     return found if typing.get_origin(annotation) is dict else None
 
 
+def section_of_items(annotation: Any) -> type[BaseModel] | None:
+    """The section of `tuple[Section, ...]`, alone or among other types."""
+    items = (typing.get_args(kind)[0] for kind in _kinds(annotation) if typing.get_origin(kind) is tuple)
+    return next(filter(is_section, items), None)
+
+
 def _kinds(annotation: Any) -> frozenset[Any]:
     """The plain types in an annotation: float | None -> {float, NoneType}."""
     if typing.get_origin(annotation) is typing.Annotated:

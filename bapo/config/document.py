@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bapo.algorithms.methods import KINDS
-from bapo.config.check import is_section, section_of, section_of_values, shown
+from bapo.config.check import is_section, section_of, section_of_items, section_of_values, shown
 from bapo.config.names import NAMES
 from bapo.config.preset_list import PRESET_GROUPS
 from bapo.config.tree import Config
@@ -121,12 +121,14 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
             yield from _section(f"{name}.{key}", kind)
         elif (kind := section_of_values(field.annotation)) is not None:
             yield from _section(f"{name}.{key}.NAME", kind)
+        elif (kind := section_of_items(field.annotation)) is not None:
+            yield from _section(f"[{name}.{key}]", kind)
 
 
 def _rows(section: type[BaseModel]) -> Iterator[str]:
     for key, field in section.model_fields.items():
         if not is_section(field.annotation):
-            default = shown(field.get_default(call_default_factory=True))
+            default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
             cells = (f"`{key}`", f"`{_cell(default)}`", _cell(_type_of(field)), _cell(_docs(section, key)))
             yield f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
@@ -164,7 +166,7 @@ def _words(annotation: Any) -> str:
         return f"list of {_words(arguments[0])}"
     if origin is tuple:
         return f"[{', '.join(_words(argument) for argument in arguments)}]"
-    return "table" if origin is dict else str(annotation.__name__)
+    return "table" if origin is dict or is_section(annotation) else str(annotation.__name__)
 
 
 def _one_line(text: str) -> str:

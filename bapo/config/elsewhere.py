@@ -26,7 +26,7 @@ ADVICE = (
     # -- whole tables of verl, before patterns that begin with *
     Advice("not there: bapo view shows where a step's time goes; profile a process with py-spy", "",
            "*.profiler.* global_profiler.*"),
-    Advice("use task.reward, or a task with `rewards` (docs/your_task.md); reward_range maps [-1, 1]", "",
+    Advice("use task.reward, of which a list has weights (docs/your_task.md); reward_range maps [-1, 1]", "",
            "reward_manager.* reward.reward_manager.* reward.num_workers reward_model.reward_manager "
            "reward_model.reward_loop_* reward_model.use_reward_loop reward_model.launch_reward_fn_async "
            "reward_model.num_workers"),
@@ -110,8 +110,8 @@ ADVICE = (
            "*.policy_loss.* *.tau_pos *.tau_neg *.calculate_sum_pi_squared algorithm.use_pf_ppo algorithm.pf_ppo.*"),
     Advice('use loss.aggregation = "const_len", which divides by rollout.max_response_tokens', "",
            "*.loss_scale_factor"),
-    Advice("write one function that combines the rewards (examples/multi_reward); a group is normalized once, by their "
-           "sum", "multi_objective_aggregation"),
+    Advice("use a list in task.reward, which is always summed by weights, then normalized by group "
+           "(sum_then_normalize)", "multi_objective_aggregation"),
     Advice("use evaluation.top_k = 1, which is greedy", "", "*.val_kwargs.do_sample"),
     Advice("refused in training: the engine would sample from another distribution than that of the learner's "
            "log-probs, and every ratio would be wrong; [evaluation] has top_k, min_p, min_tokens and penalties",

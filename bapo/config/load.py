@@ -106,6 +106,8 @@ def _writable(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterato
         default = defaults.get(name, _ABSENT)
         if isinstance(value, Mapping):
             yield name, _without_nulls(value, default if isinstance(default, Mapping) else {})
+        elif isinstance(value, list | tuple):
+            yield name, [_without_nulls(one, dict.fromkeys(one)) if isinstance(one, Mapping) else one for one in value]
         elif value is not None:
             yield name, value
         elif default is not None:

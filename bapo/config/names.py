@@ -24,7 +24,7 @@ model.lora.rslora              |   | use_rslora |
 model.lora.targets             |   | lora_target_modules, target_modules | *model.target_modules, \
 *model.lora.target_modules
 model.adapter                  |   | | *model.lora_adapter_path, *model.lora.adapter_path
-task.reward                    |   | reward_funcs | reward.custom_reward_function.path, \
+task.reward                    |   | reward_funcs, reward_weights | reward.custom_reward_function.path, \
 reward.custom_reward_function.name, custom_reward_function.path, custom_reward_function.name
 task.options.path              |   | train_dataset, dataset_name | data.train_files
 task.options.held_out          |   | eval_dataset | data.val_files
@@ -198,7 +198,8 @@ _ADVICE = {
     "logging_steps": "not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
     "log_completions": "use bapo view RUN: the page shows responses",
     "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
-    "reward_weights": "write one function that adds the rewards (examples/multi_reward)",
+    "reward_weights": "use weights in task.reward = [{ function = ..., weight = ... }], divided by their sum "
+    "(docs/your_task.md)",
     "optim": "not there: AdamW always; its settings are in [learner]",
     "use_vllm": _ALWAYS_VLLM,
     "vllm_mode": _ALWAYS_VLLM,

@@ -20,6 +20,7 @@ from bapo.config.buffer import BufferConfig, Host
 from bapo.config.distillation import DistillationConfig
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig, SftConfig
 from bapo.config.objective import LossConfig, ShapingConfig
+from bapo.config.rewards import JUDGE, OWN, RewardConfig, read_rewards, require_rising
 from bapo.config.rollout import RolloutConfig, SamplingConfig
 from bapo.config.tracking import TrackingConfig
 from bapo.core.call_limits import MAX_RESPONSES, MAX_STEPS
@@ -116,11 +117,11 @@ class TaskConfig(Frozen):
     (docs/your_task.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
-    reward: str | None = None
+    reward: str | tuple[RewardConfig, ...] | None = None
     """Replaces the task's: `package.module:function`, `file.py:function`, `trl:module.function`,
-    `verl:file.py:compute_score` (docs/your_task.md)."""
+    `verl:file.py:compute_score`, `judge:rubric.toml`, or a list of several (docs/your_task.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest reward, mapped linearly to [0, 1]; `[-1, 1]` for verl's DAPO."""
+    """Lowest and highest reward of functions, mapped linearly to [0, 1]; `[-1, 1]` for verl's DAPO."""
     check_gold: bool = True
     """Refuse a start in which gold answers get reward 0 or a row cannot be graded; false: warn, for data without right
     answers."""
@@ -131,15 +132,44 @@ class TaskConfig(Frozen):
     """MiB of a grading process with its children (a worker has two); above it the process is killed and the group
     retried."""
 
+    @field_validator("reward", mode="before")
+    @classmethod
+    def several_rewards_are_tables(cls, value: Any) -> Any:
+        """A message about each table: pydantic's are about every type that a reward may have."""
+        return read_rewards(value)
+
     @model_validator(mode="after")
     def reward_range_rises(self) -> Self:
         """Check that low < high, a finite distance apart."""
-        low, high = self.reward_range
-        if not (math.isfinite(high - low) and low < high):
-            raise ValueError(
-                f"task.reward_range must be [low, high] with low < high and a finite high - low, got {[low, high]}"
-            )
+        require_rising("task.reward_range", self.reward_range)
         return self
+
+    @model_validator(mode="after")
+    def no_judge_is_optional(self) -> Self:
+        """Check that a failed call of a judge is not taken for a reward that does not apply."""
+        for reward in self.reward if isinstance(self.reward, tuple) else ():
+            if reward.optional and self.is_judge(reward.function):
+                raise ValueError(
+                    f"the reward {reward.name!r} of the list cannot be optional: None of a judge is a failed call, and "
+                    "the other rewards alone would count"
+                )
+        return self
+
+    def is_judge(self, function: str) -> bool:
+        """Whether a model gives this reward of `reward_functions`."""
+        return str(self.options.get("reward") if function == OWN else function).startswith(JUDGE)
+
+    @property
+    def reward_functions(self) -> tuple[str, ...]:
+        """What grades, with `task` for the task's own reward among several; empty: it grades alone."""
+        if isinstance(self.reward, tuple):
+            return tuple(reward.function for reward in self.reward)
+        return () if self.reward is None else (self.reward,)
+
+    @property
+    def has_another_reward(self) -> bool:
+        """Whether the task's own reward does not grade."""
+        return self.reward is not None and OWN not in self.reward_functions
 
 
 class SplitConfig(SamplingConfig):

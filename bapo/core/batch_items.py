@@ -24,6 +24,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError
+from bapo.core.reward_details import joined_details
 from bapo.core.sequences import SampledSequence, group_columns, sequences_of
 from bapo.core.token_arrays import Int32s
 from bapo.core.turns import common_start, one_turn
@@ -214,6 +215,8 @@ def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
     columns = {
         name: np.concatenate([getattr(group, name)[list(rows)] for group, rows in chosen]) for name in PER_RESPONSE
     }
+    chosen_details = [({n: v[list(rows)] for n, v in g.reward_details.items()}, len(rows)) for g, rows in chosen]
+    columns["reward_details"] = joined_details(chosen_details)
     return replace(first, group_id=item_id, prompt_token_ids=prompt, **group_columns(sequences) | columns)
 
 

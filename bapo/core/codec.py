@@ -1,8 +1,8 @@
 """Values as msgpack: groups, batches, prompts, requests and results, each mapped here and nowhere else.
 
     group frame   header: everything that a rule needs (ids, rewards, versions, lengths)
-                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], of a group that a
-                          teacher has scored its log-probs f32 [T]; little-endian
+                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], little-endian;
+                          then, if a teacher has scored the group, its log-probs f32 [T]
     batch frame   header: numbers, origins, results, and items that are not one whole group (`bapo.core.batch_items`)
                   body:   the frames of its groups, in order
 
@@ -19,7 +19,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from bapo.core.frames import (
     unpacked,
 )
 from bapo.core.json_values import from_map
+from bapo.core.reward_details import require_details
 from bapo.core.token_arrays import require_spans
 from bapo.core.turns import COLUMNS as TURN_COLUMNS
 from bapo.core.turns import require_turns
@@ -76,7 +77,7 @@ def pack_group(group: Group) -> bytes:
         versions_i4=_bytes(group.versions, "<i4"),
         spans_i4=msgspec.UNSET if group.spans is None else _bytes(group.spans, "<i4"),
         turns_i4=msgspec.UNSET if group.turns is None else _bytes(group.turns, "<i4"),
-        has_teacher=msgspec.UNSET if group.teacher_logprobs is None else True,
+        details_f4={name: _bytes(values, "<f4") for name, values in group.reward_details.items()} or msgspec.UNSET,
     )
     body = [_bytes(group.prompt_token_ids, "<i4")]
     body += [_bytes(getattr(group, name), kind) for name, kind in PER_TOKEN.items()]
@@ -169,8 +170,8 @@ def unpack_group(frame: bytes | memoryview) -> Group:
     for name, kind in PER_TOKEN.items():
         columns[name] = np.frombuffer(body, kind, num_tokens, start)
         start += columns[name].nbytes
-    if header.has_teacher is True:
-        columns["teacher_logprobs"] = np.frombuffer(body, _F4, num_tokens, start + 4 * header.num_context)
+    if (end := start + 4 * header.num_context) < len(body):
+        columns["teacher_logprobs"] = np.frombuffer(body, _F4, num_tokens, end)
     return Group(
         **{name: getattr(header, name) for name in _COMMON},
         **columns,
@@ -183,6 +184,7 @@ def unpack_group(frame: bytes | memoryview) -> Group:
         spans=None if header.spans_i4 is msgspec.UNSET else _pairs(header.spans_i4),
         turns=header.turns,
         context_ids=None if header.turns is None else np.frombuffer(body, _I4, header.num_context, start),
+        reward_details=header.details,
     )
 
 
@@ -236,7 +238,7 @@ def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:
     return np.ascontiguousarray(array, dtype=wanted).tobytes()
 
 
-_STORED_AS = {"group_id": "id", "worker_id": "worker", "rewards_f4": "rewards"} | {
+_STORED_AS = {"group_id": "id", "worker_id": "worker", "rewards_f4": "rewards", "details_f4": "details"} | {
     f"{name}_i4": name for name in ("lengths", "versions", "spans", "turns")
 }
 
@@ -265,8 +267,8 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """[S, 2], only when several policy versions sampled a response."""
     turns_i4: bytes | msgspec.UnsetType = msgspec.UNSET
     """[U, 4], only when a response has several turns."""
-    has_teacher: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    """Whether the body ends with the log-probs of a teacher."""
+    details_f4: dict[str, bytes] | msgspec.UnsetType = msgspec.UNSET
+    """[G] each, only when there are any."""
 
     # For G entries numpy's calls cost more than what they do.
 
@@ -292,6 +294,12 @@ class GroupHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def turns(self) -> np.ndarray[Any, Any] | None:
         """[U, 4] `Group.turns`."""
         return None if self.turns_i4 is msgspec.UNSET else np.frombuffer(self.turns_i4, _I4).reshape(-1, TURN_COLUMNS)
+
+    @property
+    def details(self) -> dict[str, np.ndarray[Any, Any]]:
+        """[G] each: `Group.reward_details`."""
+        stored = {} if self.details_f4 is msgspec.UNSET else self.details_f4
+        return {name: np.frombuffer(data, _F4) for name, data in stored.items()}
 
     @property
     def num_context(self) -> int:
@@ -327,6 +335,11 @@ def _checked_header(packed: memoryview, num_body_bytes: int) -> GroupHeader:
     sizes = [len(header.lengths_i4), len(header.rewards_f4), size, len(header.versions_i4)]
     if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
         raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses", Refusal.SHAPE)
+    if header.details_f4 is not msgspec.UNSET:
+        if odd := [name for name, data in header.details_f4.items() if len(data) != 4 * size]:
+            message = f"group {header.group_id}: details {odd[0]!r:.100} are not those of {size} responses"
+            raise ContractError(message, Refusal.SHAPE)
+        require_details(header.group_id, header.details, size)
     if header.turns_i4 is not msgspec.UNSET and len(header.turns_i4) % (4 * TURN_COLUMNS):
         message = f"group {header.group_id}: turns of {len(header.turns_i4)} bytes are not rows of {TURN_COLUMNS}"
         raise ContractError(message, Refusal.SHAPE)
@@ -349,8 +362,8 @@ def _require_plausible(header: GroupHeader, num_body_bytes: int) -> None:
     if (turns := header.turns) is not None:
         has_prompt = header.num_prompt > 0
         require_turns(header.group_id, turns, header.num_context, lengths, has_prompt=has_prompt)
-    token_bytes = _TOKEN_BYTES + (_F4.itemsize if header.has_teacher is True else 0)
-    if num_body_bytes != 4 * (header.num_prompt + header.num_context) + token_bytes * num_tokens:
+    num_plain_bytes = 4 * (header.num_prompt + header.num_context) + _TOKEN_BYTES * num_tokens
+    if num_body_bytes not in (num_plain_bytes, num_plain_bytes + _F4.itemsize * num_tokens):  # without, with a teacher
         raise ContractError(f"{where}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
     # A NaN may hide from min and max, but not from a sum.
     are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0
@@ -363,7 +376,7 @@ def _require_plausible(header: GroupHeader, num_body_bytes: int) -> None:
 
 _PROMPT = msgspec.msgpack.Decoder(Prompt)
 _PROMPT_ID = re.compile(PROMPT_ID)
-_OPTIONAL_KEYS = {"item", "rows", "kind", "outcomes"}
+_OPTIONAL_KEYS = {"item", "rows", "kind", "outcomes", "reward_details"}
 _RESULT_KEYS = tuple(field.name for field in fields(GroupResult) if field.name not in _OPTIONAL_KEYS)
 
 
@@ -405,6 +418,8 @@ def result_map(result: GroupResult) -> dict[str, Any]:
         values |= {"item": result.item, "rows": result.rows, "kind": result.kind}
     if result.outcomes:
         values["outcomes"] = list(result.outcomes)
+    if result.reward_details:
+        values["reward_details"] = dict(result.reward_details)
     return values
 
 

@@ -9,7 +9,7 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bapo.core.call_limits import MAX_RESPONSES
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.json_values import require_plain
+from bapo.core.reward_details import Details, require_details
 from bapo.core.token_arrays import Float32s, Int32s, require_spans, require_tokens, versions_of
 from bapo.core.turns import require_turns
 
@@ -88,6 +89,10 @@ ImageDigests = Annotated[
 ]
 
 
+MESSAGES = "_messages"
+"""The column with the conversation that a prompt was rendered from."""
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A prompt x and its run-wide identity u_i (eq. 4). Raises ContractError for an answer that is not a map of JSON
     values."""
@@ -102,6 +107,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """What the task needs to grade: JSON values only."""
     images: ImageDigests = ()
     """sha256 of each image file, one per `<image>` in the text, in order; the files are RUN/images/<digest>."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What an agent's conversation begins with: the messages that the text was rendered from, or one with the
+        text."""
+        return [dict(found) for found in self.answer.get(MESSAGES) or [{"role": "user", "content": self.text}]]
 
     def __post_init__(self) -> None:
         if not isinstance(self.answer, Mapping):
@@ -226,6 +237,8 @@ class Group:
     is one turn after the prompt."""
     context_ids: Int32s | None = None
     """[C] context tokens of the turns, turn after turn; None without turns."""
+    reward_details: Details = field(default_factory=dict)
+    """[G] each: components of the rewards, and facts of the responses."""
     teacher_logprobs: Float32s | None = None
     """[T] log pi_T(y_t | .) of the teacher of a distillation, in nats, at temperature 1; None without one."""
 
@@ -249,6 +262,7 @@ class Group:
         if self.spans is not None:
             require_spans(self.group_id, self.spans, self.lengths, self.versions)
         self._require_turns()
+        require_details(self.group_id, self.reward_details, size)
         if (taught := self.teacher_logprobs) is not None:
             if taught.shape != (tokens,):
                 message = f"group {self.group_id}: teacher_logprobs must be {[tokens]}, got {list(taught.shape)}"
@@ -460,6 +474,8 @@ class GroupResult:
     sample_s: Seconds = 0.0
     grade_s: Seconds = 0.0
     claimed_at: Seconds = 0.0
+    reward_details: Mapping[str, float] = field(default_factory=dict)
+    """Means over the responses that a worker sampled (`bapo.core.reward_details`)."""
 
 
 def num_sampled(result: GroupResult) -> int:

@@ -26,7 +26,10 @@ from bapo.algorithms.settings import Frozen
 from bapo.core.codec import require_carried
 from bapo.core.errors import ConfigError, ContractError, did_you_mean
 from bapo.core.types import IMAGE as IMAGE
-from bapo.core.types import Prompt
+from bapo.core.types import MESSAGES, Prompt
+
+Graded = float | None | tuple[float | None, Mapping[str, float]]
+"""The reward of a response, None: it cannot be graded; or the reward and facts, which are recorded."""
 
 TRAIN = "train"
 """The split that is trained."""
@@ -61,8 +64,9 @@ class TaskContext:
     """Of a family of tasks, `reasoning_gym:NAME`: the name."""
     tokenizer: str | None = None
     """Folder or Hub id of the model, whose chat template writes conversations."""
-    reward: str | None = None
-    """`task.reward`, which grades instead of the task: its prompts keep the columns that it asks for."""
+    rewards: tuple[str, ...] = ()
+    """The functions of `task.reward`, with `task` for the task's own among several; its prompts keep the columns that
+    they ask for. Empty: the task's own reward grades."""
 
 
 class Task(ABC):
@@ -87,10 +91,10 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def reward(self, prompt: Prompt, text: str) -> float | None:
+    def reward(self, prompt: Prompt, text: str) -> Graded:
         """r(x, y) in [0, 1]. Wrong or unparsable text is 0.0, never an exception; None: it cannot be graded."""
 
-    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[Graded]:
         """[G] rewards of all responses to a prompt, in the order of the texts."""
         return [self.reward(prompt, text) for text in texts]
 
@@ -161,7 +165,7 @@ def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt,
     return task.extract if says and (task.extracts_by_gold or not another_reward) else None
 
 
-ROW, MESSAGES, TEMPLATED = "_row", "_messages", "_templated"
+ROW, TEMPLATED = "_row", "_templated"
 """Reserved keys of `Prompt.answer`: the prompt's position in its file, its original conversation, and whether a chat
 template wrote its text. None of them changes the prompt's id."""
 RESERVED = frozenset({ROW, MESSAGES, TEMPLATED})

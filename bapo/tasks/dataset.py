@@ -20,14 +20,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from bapo.config.rewards import OWN
 from bapo.core.errors import ConfigError
-from bapo.core.types import Prompt
+from bapo.core.types import MESSAGES, Prompt
 from bapo.tasks.answer_formats import marks_of, written_answer
 from bapo.tasks.base import (
     IMAGE,
-    MESSAGES,
     ROW,
     TRAIN,
+    Graded,
     Task,
     TaskContext,
     TaskOptions,
@@ -166,11 +167,11 @@ class DatasetTask(Task):
         """Import the user's reward, if there is one. Raises: ConfigError."""
         _ = self._reward
 
-    def reward(self, prompt: Prompt, text: str) -> float | None:
+    def reward(self, prompt: Prompt, text: str) -> Graded:
         """The custom reward; without one, 1.0 if the stripped text is one of the right answers, else 0.0."""
         return self.rewards(prompt, [text])[0]
 
-    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[Graded]:
         """Rewards of all responses to a prompt."""
         if self._reward is not None:
             return self._reward(prompt, texts)
@@ -191,7 +192,7 @@ class DatasetTask(Task):
         if self._gold_format is None:
             return None
         answer = prompt.answer["answer"]
-        by_text = _reward_name(self._options, self._context) is None
+        by_text = _compares_texts(self._options, self._context)
         gold = right_answers(answer)[0] if by_text else gold_text(answer)
         return _continued(prompt, self._gold_format.replace("{answer}", gold))
 
@@ -254,14 +255,19 @@ class DatasetTask(Task):
         if num_rows > len(prompts):
             log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
         _tell_of_other_answers(source, prompts.values())
-        if _reward_name(self._options, self._context) is None:
+        if _compares_texts(self._options, self._context):
             _tell_of_lists(source, prompts.values())
         return prompts
 
 
-def _reward_name(options: DatasetOptions, context: TaskContext) -> str | None:
-    """The function that grades; None: answers are compared as texts, and any other type is the error of its row."""
-    return context.reward or options.reward
+def _rewards(options: DatasetOptions, context: TaskContext) -> list[str | None]:
+    """The functions that grade; None: answers are compared as texts."""
+    return [options.reward if name == OWN else name for name in context.rewards or (OWN,)]
+
+
+def _compares_texts(options: DatasetOptions, context: TaskContext) -> bool:
+    """Whether an answer of any other type is the error of its row."""
+    return None in _rewards(options, context)
 
 
 def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
@@ -322,9 +328,8 @@ class PromptWriter:
         prompt, answer = first_with_values(source, prompts, answers)
         self._prompt, self._answer = prompt or prompts[0], answer or options.answer_column
         self._folder = Path(source).parent if is_file(source) else None
-        reward = _reward_name(options, context)
-        self._by_text = reward is None
-        self._for_reward = reward_columns(reward) if reward else frozenset[str]()
+        self._by_text = _compares_texts(options, context)
+        self._for_reward = frozenset[str]().union(*map(reward_columns, filter(None, _rewards(options, context))))
         self._write = Conversations(options, context.tokenizer, self._prompt)
 
     def __call__(self, row: Row) -> Prompt:

@@ -26,13 +26,13 @@ from bapo.tasks.base import Task, TaskContext, TaskOptions, as_task
 TASK = Kind(what="task", key="task.name", options="task.options", package="bapo.tasks", base="bapo.tasks.base:Task")
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+-]{0,99}")
 ALONE = TaskContext()
-FORMER = {"tokenizer": "tokenizer", "graded_by": "reward", "family_member": "member"}
+FORMER = {"tokenizer": "tokenizer", "graded_by": "rewards", "family_member": "member"}
 """Arguments that factories got by name in earlier versions -> the field of `TaskContext`."""
 
 
 def task_of(config: Config) -> Task:
     """The task of a run. Raises: ConfigError."""
-    context = TaskContext(tokenizer=config.model.path, reward=config.task.reward)
+    context = TaskContext(tokenizer=config.model.path, rewards=config.task.reward_functions)
     return load_task(config.task.name, config.task.options, context)
 
 

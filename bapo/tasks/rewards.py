@@ -4,7 +4,8 @@
     "verl:file.py:compute_score"                    bapo/tasks/adapters/verl.py
     "trl:package.module.function"                   bapo/tasks/adapters/trl.py
 
-An adapter is one file of `bapo/tasks/adapters` with `make_reward(name)`; its name is the prefix.
+An adapter is one file of `bapo/tasks/adapters` with `make_reward(name)`; its name is the prefix. A verifier may return
+`(reward, facts)` of a response: names and numbers that are recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from bapo.core.plugins import module_names, plugin
 from bapo.core.types import Prompt
-from bapo.tasks.base import whole_responses
+from bapo.tasks.base import Graded, whole_responses
 from bapo.tasks.user_functions import columns_asked
 
 ADAPTERS = "bapo.tasks.adapters"
@@ -21,7 +22,7 @@ DEFAULT_ADAPTER = "plain"
 FACTORY = "make_reward"
 
 
-Verifier = Callable[[Prompt, Sequence[str]], Sequence[float | None]]
+Verifier = Callable[[Prompt, Sequence[str]], Sequence[Graded]]
 """[G] rewards r(x, y) of [G] responses to one prompt, None where a response cannot be graded. May raise anything: it is
 a user's code."""
 

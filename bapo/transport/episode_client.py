@@ -43,34 +43,41 @@ class OpenedEpisode:
 class EpisodeClient:
     """Thread-safe."""
 
-    def __init__(self, url: str, *, token: str | Token | None = None, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self, url: str, *, token: str | Token | None = None, retry_s: float = RETRY_S, agent: str = ""
+    ) -> None:
         """
         Args:
             url: of the agents' address, without `/v1`.
             token: of role `agent`; None: from BAPO_TOKEN_FILE or BAPO_TOKEN, if set.
             retry_s: how long calls are repeated while it does not respond.
+            agent: NAME@START of this process, if another one takes its NAME when it has died: the episodes that it had
+                then begin again at once, not when their leases end.
         """
+        self._agent = agent
         self._service = ServiceClient("the agents' address", url, timeout_s=TIMEOUT_S, retry_s=retry_s, token=token)
 
     def open(self, count: int, *, wait_s: float = 0.0) -> list[OpenedEpisode]:
         """Take up to `count` episodes; waits for the first one. Raises: UnavailableError."""
-        body = {"count": count, "wait_s": wait_s}
+        body = {"count": count, "wait_s": wait_s, "agent": self._agent}
         return [_opened(found) for found in self._service.call("POST", "/v1/episodes", body=body, wait_s=wait_s).json()]
 
     def heartbeat(self, key: str) -> None:
         """The agent is alive. Raises: GoneError."""
         self._service.call("POST", f"/v1/episodes/{quoted(key)}/heartbeat", body={})
 
-    def reward(self, key: str, reward: float) -> str:
+    def reward(self, key: str, reward: float, facts: Mapping[str, float] | None = None) -> str:
         """End an episode with its reward in [0, 1]. Returns: ok; group, if it completed one; duplicate.
 
+        Args:
+            facts: further numbers of the episode, which are recorded.
         Raises: GoneError; ConflictError for another reward than before; ContractError.
         """
-        return self._end(key, {"reward": reward})
+        return self._end(key, {"reward": reward} | ({"facts": dict(facts)} if facts else {}))
 
-    def grade(self, key: str) -> str:
+    def grade(self, key: str, facts: Mapping[str, float] | None = None) -> str:
         """End an episode whose last text is graded by the task's reward function. Returns, raises: as `reward`."""
-        return self._end(key, {})
+        return self._end(key, {"facts": dict(facts)} if facts else {})
 
     def ungraded(self, key: str, error: str) -> str:
         """End an attempt without a reward: it begins again, a limited number of times. Raises: GoneError."""

@@ -1,6 +1,6 @@
 """Client of the rollout server: publish weights to its workers, list the workers, scale them.
 
-    GET  /workers            {"workers": [WorkerStatus...], "num_wanted": N}
+    GET  /workers            {"workers": [WorkerStatus...], "num_wanted": N, "agents": AgentsStatus or null}
     PUT  /workers            {"num": N}
     GET  /weights            {"version": newest version that was published, or null}
     PUT  /weights/files/..   a piece of a file that the server cannot read itself
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,32 @@ class WorkerStatus:
     """Groups reported as failed."""
     waiting_for: str = ""
     """What its groups wait for outside of the run, such as a teacher that is away; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsStatus:
+    """The episodes of agents at one rollout server."""
+
+    base_url: str
+    """That agents call."""
+    num_open: int
+    """Episodes that agents have."""
+    num_waiting: int
+    """Episodes that wait for an agent."""
+    failed: Mapping[str, int]
+    """Reason -> failed attempts since this server started."""
+    last_failure: str = ""
+    """Reason and words of the newest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """Who samples."""
+
+    workers: list[WorkerStatus]
+    """Including starting and dead ones."""
+    agents: AgentsStatus | None = None
+    """None for a run without, and before their address is served."""
 
 
 class RolloutClient:
@@ -106,9 +133,14 @@ class RolloutClient:
         answer = self._service.call("POST", "/weights/transfer", body=to_map(transfer), wait_s=timeout_s, retry_s=0.0)
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
+    def status(self) -> FleetStatus:
+        """Its workers and agents."""
+        found = self._service.call("GET", "/workers").json()
+        return from_map({name: found.get(name) for name in ("workers", "agents")}, FleetStatus, "workers")
+
     def workers(self) -> list[WorkerStatus]:
         """All workers, including starting and dead ones."""
-        return from_map(self._service.call("GET", "/workers").json()["workers"], list[WorkerStatus], "workers")
+        return self.status().workers
 
     def scale(self, num: int) -> None:
         """Set the number of workers; returns immediately. Raises: ConfigError beyond `rollout.max_workers`."""

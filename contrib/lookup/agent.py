@@ -98,7 +98,7 @@ def run_tool(values: Mapping[str, int], name: str, arguments: str) -> str:
 async def rollout(client: AsyncOpenAI, prompt: Prompt) -> float | None:
     """One episode. Returns: the reward of the last message; 0.0 if the calls are used up before an answer."""
     values: Mapping[str, int] = prompt.answer["values"]
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": prompt.text}]
+    messages = cast("list[ChatCompletionMessageParam]", prompt.messages)
     for _ in range(MAX_CALLS):
         completion = await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
         message = completion.choices[0].message

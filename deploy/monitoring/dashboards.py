@@ -109,6 +109,9 @@ DIFFICULTY = Row("Difficulty", (
           unit="percentunit", lowest=0, highest=1, queries=(
         Query(newest("bapo_threshold_ratio", "name"), "{{name}}"),
         Query(newest("bapo_reward_global_mean_ratio"), "r_tot"))),
+    Panel(title="Components of the reward", help="Mean of each of several rewards over the last step's fresh groups.",
+          without_data="task.reward is one function", unit="percentunit", lowest=0, highest=1,
+          queries=(Query(newest("bapo_learner_reward_part_ratio", "reward"), "{{reward}}"),)),
     Panel(title="Unsolved and newly solved prompts", axis="prompts",
           help="Without a correct response yet; with their first one after "
           "an all-incorrect group.", lowest=0, queries=(

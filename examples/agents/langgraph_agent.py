@@ -33,5 +33,5 @@ def calc(expression: str) -> str:
 
 
 agent = create_react_agent(ChatOpenAI(model="policy"), [get, calc])
-messages = agent.invoke({"messages": [("user", prompt["text"])]}, {"recursion_limit": 30})["messages"]
+messages = agent.invoke({"messages": prompt["messages"]}, {"recursion_limit": 30})["messages"]
 print(float(f"<answer>{prompt['answer']['value']}</answer>" in messages[-1].text))  # the reward

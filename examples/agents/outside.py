@@ -14,7 +14,7 @@ def play(url):
     while episodes := service.open(1, wait_s=5):
         game, model = Lookup(), OpenAI(base_url=episodes[0].base_url, api_key=episodes[0].key)
         game.reset(episodes[0].prompt)
-        messages, is_done = [{"role": "user", "content": episodes[0].prompt.text}], False
+        messages, is_done = episodes[0].prompt.messages, False
         while not is_done:
             reply = (
                 model.chat.completions.create(model="policy", messages=messages, tools=game.tools).choices[0].message

@@ -1,4 +1,4 @@
-"""Several rewards are one function that adds them; the weights sum to 1, so the reward stays in [0, 1]."""
+"""Three rewards, weighted in run.toml: the reward of a response is their weighted mean, in [0, 1]."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import re
 import bapo
 from bapo.tasks.countdown import is_right
 
-WEIGHTS = {"correct": 0.8, "format": 0.1, "short": 0.1}
+
+@bapo.reward
+def correct(completion: str, numbers: list[int], target: int, **row: object) -> float:
+    """1 for an equation over exactly the numbers that equals the target."""
+    return float(is_right(completion, numbers, target))
 
 
 @bapo.reward
-def weighted(completion: str, numbers: list[int], target: int, **row: object) -> float:
-    """A correct equation counts most; a well-formed and a short answer a little."""
-    parts = {
-        "correct": is_right(completion, numbers, target),
-        "format": re.search(r"<answer>[^<]+</answer>", completion) is not None,
-        "short": len(completion) <= 80,
-    }
-    return sum(WEIGHTS[name] * met for name, met in parts.items())
+def well_formed(completion: str, **row: object) -> float:
+    """1 for an answer in its tags."""
+    return float(re.search(r"<answer>[^<]+</answer>", completion) is not None)
+
+
+@bapo.reward
+def short(completion: str, **row: object) -> tuple[float, dict[str, float]]:
+    """1 up to 80 characters; their number is a fact, which is recorded."""
+    return float(len(completion) <= 80), {"characters": len(completion)}

@@ -100,6 +100,10 @@ def show(
     # Not by tool: a model can invent any number of names.
     calls = row.get("episode_calls_mean")
     telemetry.gauge("bapo_learner_episode_tool_calls").set(math.nan if calls is None else sum(calls.values()))
+    parts = telemetry.gauge("bapo_learner_reward_part_ratio")
+    parts.clear()  # an optional one may have no value in this step
+    for name, value in row.get("reward_parts", {}).items():  # not facts: a function can name any number of them
+        parts.labels(reward=name).set(value)
     telemetry.counter("bapo_learner_steps_total").inc()
     telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
     for phase in PHASES:

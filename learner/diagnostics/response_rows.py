@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
+from bapo.core.reward_details import details_of
 from bapo.core.sequences import SampledSequence, sequences_of
 from bapo.core.token_arrays import Int32s
 from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt
@@ -132,6 +133,7 @@ class RowMaker:
             "gold": gold,
             "row": row,
             "reward": float(group.rewards[row]),
+            "reward_details": details_of(group.reward_details, row),
             "outcome": Outcome(group.outcomes[row]).name.lower(),
             "oldest_version": int(group.versions[row, 0]),
             "newest_version": int(group.versions[row, 1]),
@@ -189,7 +191,7 @@ class RowMaker:
         return None if task is None else self._safely(task.gold, prompt)
 
     def _extracted(self, prompt: Prompt, text: str) -> str | None:
-        task, another = self._task, self._config.task.reward is not None
+        task, another = self._task, self._config.task.has_another_reward
         extract = None if task is None else extract_of(task, another_reward=another)
         return None if extract is None else self._safely(extract, prompt, text)
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
-from bapo.core.types import Batch, Origin, Outcome, are_equal, num_sampled, sampled_rewards
+from bapo.core.reward_details import as_columns, mean_of_groups
+from bapo.core.types import Batch, Origin, Outcome, Purpose, are_equal, num_sampled, sampled_rewards
 from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
@@ -220,6 +221,7 @@ def metrics_row(
         **_teacher_fields(batch),
         **_truncation_fields(batch),
         **_informative_fields(batch),
+        **_reward_fields(batch),
         **episodes,
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
         **report.utilization.fields,
@@ -258,6 +260,13 @@ def _informative_fields(batch: Batch) -> dict[str, Any]:
         "num_informative_trained": len(informative) - left_out.total(),
         "informative_left_out": dict(left_out.most_common()),
     }
+
+
+def _reward_fields(batch: Batch) -> dict[str, dict[str, float]]:
+    """Components of the reward and facts, means over the fresh groups of `reward_mean`; where there are any."""
+    results = {result.group_id: result for result in batch.results if result.birth == batch.step}.values()
+    fresh = (result for result in results if result.purpose is Purpose.FRESH and result.reason != Reason.STALE)
+    return as_columns(mean_of_groups(result.reward_details for result in fresh))
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:

@@ -32,6 +32,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     index: Count
     """Which response of the group."""
     key: str
+    agent: str = ""
+    """Who has it: NAME@START of a process that this run restarts; empty: any other."""
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
@@ -77,6 +79,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
     index: Count
     reward: float
+    facts: dict[str, float] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -84,6 +87,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     index: Count
     reason: str
+    detail: str = ""
+    counts: bool = True
+    """Among the attempts, which are limited; not for an episode that was given back."""
 
 
 Event = Opened | Sampled | Ended | Failed
@@ -115,11 +121,14 @@ class Episode:
 
     index: int
     key: str
+    agent: str = ""
     turns: list[Sampled] = field(default_factory=list)
     attempts: int = 0
-    """Failed ones before this."""
+    """Failed ones before this that count."""
     reward: float | None = None
     """NaN: to be graded from the last text."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """What its agent reported besides."""
     has_failed: bool = False
 
     @property
@@ -132,7 +141,7 @@ class Episode:
         if isinstance(event, Opened):
             if not self.has_failed:
                 raise ContractError(f"episode {self.index} is opened again and has not failed")
-            self.key, self.turns, self.has_failed = event.key, [], False
+            self.key, self.agent, self.turns, self.has_failed = event.key, event.agent, [], False
         elif not self.is_open:
             raise ContractError(f"episode {self.index} has ended, and nothing can follow")
         elif isinstance(event, Sampled):
@@ -140,9 +149,9 @@ class Episode:
                 raise ContractError(f"episode {self.index} has no turn {event.parent}")
             self.turns.append(event)
         elif isinstance(event, Ended):
-            self.reward = event.reward
+            self.reward, self.facts = event.reward, event.facts
         else:
-            self.has_failed, self.attempts = True, self.attempts + 1
+            self.has_failed, self.attempts = True, self.attempts + event.counts
 
     def path_of(self, turn: int) -> list[int]:
         """All tokens up to the end of a turn, as the engine saw and sampled them; of FROM_NOTHING none."""
@@ -177,7 +186,7 @@ def replayed(events: Sequence[Event]) -> dict[int, Episode]:
         if found is not None:
             found.apply(event)
         elif isinstance(event, Opened):
-            episodes[event.index] = Episode(index=event.index, key=event.key)
+            episodes[event.index] = Episode(index=event.index, key=event.key, agent=event.agent)
         else:
             raise ContractError(f"episode {event.index} begins with {type(event).__name__}")
     return episodes

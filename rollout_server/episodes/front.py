@@ -26,6 +26,7 @@ from bapo.runtime.auth.api_tokens import Keyring
 from bapo.tasks.grading.pool import GraderPool
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Rule
+from bapo.transport.rollout_client import AgentsStatus
 from rollout_server.claims import Claims
 from rollout_server.delivery import NUM_GRADERS, Delivery
 from rollout_server.episodes import routes
@@ -121,6 +122,17 @@ class AgentFront:
     def start(self) -> None:
         """Start the thread; agents are answered as soon as the tokenizer is loaded."""
         self._thread.start()
+
+    def status(self) -> AgentsStatus:
+        """What is shown of its episodes."""
+        episodes = self._episodes
+        return AgentsStatus(
+            base_url=self._base_url,
+            num_open=episodes.num_open,
+            num_waiting=episodes.num_waiting,
+            failed=dict(episodes.num_failed),
+            last_failure=episodes.last_failure,
+        )
 
     def stop(self) -> None:
         """Claim and answer nothing more; leases return to the queue, and journals stay with them."""

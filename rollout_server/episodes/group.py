@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bapo.core.reward_details import FACTS, Details, joined_details
 from bapo.core.sequences import SampledSequence
 from bapo.core.token_arrays import Int32s
 from bapo.core.turns import FROM_NOTHING, FROM_PROMPT, Turns, common_start
@@ -32,7 +33,12 @@ def rollout_of(
         prompt_token_ids=prompt,
         sequences=tuple(_sequence(episode, prompt, text) for episode, text in zip(ordered, texts, strict=True)),
         rewards=tuple(float("nan") if reward is None else reward for reward in rewards),
+        facts=joined_details([(_facts(episode), 1) for episode in ordered]),
     )
+
+
+def _facts(episode: Episode) -> Details:
+    return {f"{FACTS}{name}": np.array([value], np.float32) for name, value in episode.facts.items()}
 
 
 def _sequence(episode: Episode, prompt: Int32s, text: str) -> SampledSequence:

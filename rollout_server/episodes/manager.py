@@ -2,7 +2,8 @@
 
     claimed request --G episodes--> waiting --open--> an agent has it --reward--> G ended: the group is delivered
                                        ^                    |
-                                       +--- failed: null, an error, silent for `agents.lease_s`; this episode alone
+                                       +--- failed: null, an error, given back, its process restarted,
+                                            silent for `agents.lease_s`; this episode alone
 
 Every change is in the journal before anybody hears of it. A front that was restarted, or another one that claims the
 request, replays the journal: agents keep their keys, and the tokens of their turns.
@@ -14,8 +15,9 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,8 +41,16 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 """Between two looks for silent agents."""
+MAX_DETAIL = 300
+"""Characters of the words for a failure."""
+RESTARTED = "agent_restarted"
 MAX_REMEMBERED = 100_000
 """Ended episodes whose reward is remembered, so that a repeated one is distinguished from another."""
+
+
+def name_of(agent: str) -> str:
+    """NAME of NAME@START."""
+    return agent.partition("@")[0]
 
 
 class Journal(Protocol):
@@ -60,6 +70,10 @@ class Journal(Protocol):
 
 class _OpenedBeforeError(Exception):
     """The journal says that the episode is open."""
+
+
+class _NoCallError(Exception):
+    """The episode has no turn."""
 
 
 class LeaseLostError(UnavailableError):
@@ -132,6 +146,11 @@ class Episodes:
         self._changed = asyncio.Condition()
         self._handles: dict[str, Handle] = {}
         self._rewards: OrderedDict[str, float] = OrderedDict()
+        self._starts: dict[str, str] = {}
+        """NAME -> newest NAME@START of those who have opened episodes."""
+        self.num_failed: Counter[str] = Counter()
+        """Failed attempts by reason."""
+        self.last_failure = ""
 
     @property
     def lease_s(self) -> float:
@@ -178,6 +197,7 @@ class Episodes:
                 self._remember(episode.key, episode.reward)
         if group.is_complete:
             self._finish(group)
+        await self._fail_left()
         await self._notify()
 
     def lose(self, request_id: str) -> None:
@@ -185,15 +205,23 @@ class Episodes:
         if (group := self._groups.get(request_id)) is not None:
             self._close(group)
 
-    async def open(self, count: int, wait_s: float) -> list[Handle]:
-        """Up to `count` episodes for an agent; waits for the first. Raises: UnavailableError."""
+    async def open(self, count: int, wait_s: float, agent: str = "") -> list[Handle]:
+        """Up to `count` episodes for an agent; waits for the first.
+
+        Args:
+            agent: NAME@START of a process; those that NAME opened with another START begin again, because it has died.
+        Raises: UnavailableError.
+        """
+        if agent and self._starts.get(name_of(agent)) != agent:
+            self._starts[name_of(agent)] = agent
+            await self._fail_left()
         deadline, found = self.now() + wait_s, list[Handle]()
         while len(found) < count:
             group, index = await self._next(0.0 if found else deadline - self.now())
             if group is None:
                 break
             try:
-                found.append(await self._open(group, index))
+                found.append(await self._open(group, index, agent))
             except LeaseLostError:
                 self._drop(group)
             except BaseException as error:
@@ -218,7 +246,7 @@ class Episodes:
         if turn.parent < 0 and len(handle.episode.turns) > 1:
             self._count("fork")
 
-    async def reward(self, key: str, reward: float) -> str:
+    async def reward(self, key: str, reward: float, facts: Mapping[str, float] | None = None) -> str:
         """End an episode. `reward`: in [0, 1], or NaN for the task's reward function. Returns: ok, group, duplicate.
 
         Raises: ConflictError; GoneError; UnavailableError; ContractError for an episode without a turn.
@@ -229,10 +257,14 @@ class Episodes:
 
         def check() -> None:
             if not handle.episode.turns:
-                raise ContractError("an episode without a call of the model cannot have a reward: give it back")
+                raise _NoCallError
 
         try:
-            await self._append(handle, Ended(index=handle.episode.index, reward=reward), check)
+            await self._append(handle, Ended(index=handle.episode.index, reward=reward, facts=dict(facts or {})), check)
+        except _NoCallError:
+            problem = "an episode without a call of the model cannot have a reward"
+            await self.fail(handle, "no_call", problem)
+            raise ContractError(f"{problem}: it is ungraded, and begins again") from None
         except GoneError:
             if (known := self._given_before(key, reward)) is not None:  # by a call whose answer was lost
                 return known
@@ -247,12 +279,29 @@ class Episodes:
             return "duplicate"
         raise ConflictError(f"this episode has the reward {given:g}, which {reward:g} does not replace")
 
-    async def fail(self, handle: Handle, reason: str, detail: str = "") -> None:
-        """End an attempt without a reward; the episode begins again, a limited number of times."""
+    async def fail(self, handle: Handle, reason: str, detail: str = "", *, counts: bool = True) -> None:
+        """End an attempt without a reward; the episode begins again, a limited number of times.
+
+        Args:
+            counts: whether it is one of these.
+        """
         index, request_id = handle.episode.index, handle.group.request.request_id
         log.warning("episode %d of %s failed reason=%s: %s", index, request_id, reason, detail)
-        await self._append(handle, Failed(index=index, reason=reason[:200]))
+        failed = Failed(index=index, reason=reason[:200], detail=detail[:MAX_DETAIL], counts=counts)
+        await self._append(handle, failed)
         await self._notify()
+
+    async def _fail_left(self) -> None:
+        """Fail the episodes of processes that have been started again. It does not count: others than these may have
+        ended the process, and `supervision.max_restarts` limits how often."""
+        for handle in list(self._handles.values()):
+            agent = handle.episode.agent
+            if agent and self._starts.get(name_of(agent), agent) != agent:
+                with suppress(GoneError):  # two requests may be adopted at a time
+                    try:
+                        await self.fail(handle, RESTARTED, f"{name_of(agent)} was started again", counts=False)
+                    except UnavailableError as error:  # it falls silent
+                        log.warning("an episode of %s could not be ended yet: %s", agent, error)
 
     def require_open(self, key: str) -> None:
         """Raises: GoneError for a key without an open episode."""
@@ -278,14 +327,14 @@ class Episodes:
                 return None, 0
             return self._waiting.popleft()
 
-    async def _open(self, group: OpenGroup, index: int) -> Handle:
+    async def _open(self, group: OpenGroup, index: int, agent: str) -> Handle:
         def check() -> None:
             episode = group.episodes.get(index)
             if episode is not None and not episode.has_failed:
                 raise _OpenedBeforeError
 
         try:
-            await self._store(group, Opened(index=index, key=(key := new_key())), check)
+            await self._store(group, Opened(index=index, key=(key := new_key()), agent=agent), check)
         except _OpenedBeforeError:  # by a call that did not hear of it, so that no agent has its key
             key = group.episodes[index].key
         return self._handles[key]
@@ -344,7 +393,7 @@ class Episodes:
         if (episode := group.episodes.get(event.index)) is not None:
             episode.apply(event)
         elif isinstance(event, Opened):
-            episode = group.episodes[event.index] = Episode(index=event.index, key=event.key)
+            episode = group.episodes[event.index] = Episode(index=event.index, key=event.key, agent=event.agent)
         else:
             raise ContractError(f"episode {event.index} begins with {type(event).__name__}")
         group.entries.append(entry)
@@ -354,7 +403,7 @@ class Episodes:
         elif isinstance(event, Ended):
             self._end(group, episode, event.reward)
         elif isinstance(event, Failed):
-            self._begin_again(group, episode, event.reason)
+            self._begin_again(group, episode, event)
 
     def _end(self, group: OpenGroup, episode: Episode, reward: float) -> None:
         self._count("ended")
@@ -363,12 +412,16 @@ class Episodes:
         if group.is_complete:
             self._finish(group)
 
-    def _begin_again(self, group: OpenGroup, episode: Episode, reason: str) -> None:
-        self._count(f"failed/{reason}")
+    def _begin_again(self, group: OpenGroup, episode: Episode, failed: Failed) -> None:
+        self._count(f"failed/{failed.reason}")
+        self.num_failed[failed.reason] += 1
+        self.last_failure = f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         self._handles.pop(episode.key, None)
-        if episode.attempts >= self._settings.max_attempts:
+        if failed.counts and episode.attempts >= self._settings.max_attempts:
             self._close(group)
-            self._refuse(group.request, f"episode_{reason}", f"episode {episode.index} failed {episode.attempts} times")
+            why = f"; the last time: {failed.detail}" if failed.detail else ""
+            detail = f"episode {episode.index} failed {episode.attempts} times (agents.max_attempts){why}"
+            self._refuse(group.request, f"episode_{failed.reason}", detail)
         else:
             self._waiting.appendleft((group, episode.index))
 

@@ -1,9 +1,9 @@
 """The routes of those who run agents: open episodes, heartbeat, reward, give back (docs/agents.md).
 
-POST /v1/episodes {count, wait_s}       -> [{episode_id, key, base_url, prompt, ...}]; [] after wait_s
+POST /v1/episodes {count, wait_s, agent} -> [{episode_id, key, base_url, prompt, ...}]; [] after wait_s
 POST /v1/episodes/KEY/heartbeat         each call of the model is one, too
 POST /v1/episodes/KEY/reward {reward}   0 to 1; without one the task's reward function grades the last text;
-                                        null: ungraded, the episode begins again
+                                        null: ungraded, the episode begins again. `facts`: numbers to record
 DELETE /v1/episodes/KEY                 give it back
 """
 
@@ -15,11 +15,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from bapo.core.errors import BapoError
+from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.runtime.auth.api_tokens import Role
-from bapo.tasks.base import RESERVED, conversation_of
+from bapo.tasks.base import RESERVED
 from bapo.transport.http_guard import allow, error_answer
 from rollout_server.episodes.gate import error_response
 from rollout_server.episodes.manager import Episodes, Handle
@@ -38,6 +39,8 @@ class OpenBody(BaseModel):
     count: int = Field(1, ge=1, le=MAX_COUNT)
     wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
     """For the first of them."""
+    agent: str = Field("", max_length=200, pattern=r"^([^@]+@[^@]+)?$")
+    """NAME@START of a process that is restarted under its name: those of NAME with another START begin again."""
 
 
 class RewardBody(BaseModel):
@@ -49,6 +52,17 @@ class RewardBody(BaseModel):
     """null: it could not be graded; absent: the task's reward function grades the last text."""
     error: str = ""
     """Why there is no reward."""
+    facts: dict[str, float] = Field(default_factory=dict, max_length=MAX_DETAILS)
+    """Further numbers of the episode, which are recorded."""
+
+    @field_validator("facts")
+    @classmethod
+    def facts_can_be_recorded(cls, facts: dict[str, float]) -> dict[str, float]:
+        if odd := [name for name, value in facts.items() if not is_fact(name, value)]:
+            raise ValueError(
+                f"{odd[0]!r:.100} cannot be recorded: a fact is a finite number, named in 1 to 64 printable characters"
+            )
+        return facts
 
 
 def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: bool) -> None:
@@ -81,13 +95,13 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
         if body.reward is None or (body.error and math.isnan(body.reward)):
             await episodes.fail(episodes.handle_of(key), "ungraded", body.error)
             return {"state": "ungraded"}
-        return {"state": await episodes.reward(key, body.reward)}
+        return {"state": await episodes.reward(key, body.reward, body.facts)}
 
     @router.delete("/{key}", status_code=204)
     @allow(Role.AGENT, is_open=True)
     async def give_back(key: str, reason: Annotated[str, Query(max_length=200)] = "") -> None:
         """End the attempt without a reward: another agent begins it again."""
-        await episodes.fail(episodes.handle_of(key), "given_back", reason)
+        await episodes.fail(episodes.handle_of(key), "given_back", reason, counts=False)
 
     @app.exception_handler(BapoError)
     async def answer(request: Request, error: BapoError) -> JSONResponse:
@@ -103,10 +117,10 @@ async def _opened(episodes: Episodes, body: OpenBody, request: Request) -> list[
     deadline = time.monotonic() + body.wait_s
     while not await request.is_disconnected():
         left = deadline - time.monotonic()
-        handles = await episodes.open(body.count, max(0.0, min(left, POLL_S)))
+        handles = await episodes.open(body.count, max(0.0, min(left, POLL_S)), body.agent)
         if handles and await request.is_disconnected():
             for handle in handles:
-                await episodes.fail(handle, "given_back", "its agent hung up before it had it")
+                await episodes.fail(handle, "given_back", "its agent hung up before it had it", counts=False)
             break
         if handles or left <= POLL_S:
             return handles
@@ -126,7 +140,7 @@ def _described(handle: Handle, base_url: str, lease_s: float, *, with_answers: b
             "prompt_id": prompt.prompt_id,
             "text": prompt.text,
             "task": prompt.task,
-            "messages": conversation_of(prompt),
+            "messages": prompt.messages,
             "answer": {name: value for name, value in prompt.answer.items() if with_answers or name in RESERVED},
         },
     }

@@ -10,10 +10,11 @@ taught.py: a teacher's log-probs of the sampled tokens.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bapo.config.tree import Config
+from bapo.core.reward_details import Details
 from bapo.core.sequences import SampledSequence, group_columns
 from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import Group, RolloutRequest, Timing
@@ -33,13 +34,15 @@ class Rollout:
     """G responses."""
     rewards: tuple[float, ...] | None = None
     """[G] in [0, 1], of those that have one already, else NaN; None: all are graded from their texts."""
+    facts: Details = field(default_factory=dict)
+    """[G] each, what agents reported besides (`bapo.core.reward_details`)."""
 
     @property
     def newest_version(self) -> int:
         """Newest version of any token."""
         return max(int(sequence.versions.max()) for sequence in self.sequences)
 
-    def group(self, rewards: Float32s, *, worker_id: str, timing: Timing) -> Group:
+    def group(self, rewards: Float32s, *, worker_id: str, timing: Timing, details: Details | None = None) -> Group:
         """The group that the buffer stores. Raises: ContractError when its columns contradict each other."""
         request = self.request
         return Group(
@@ -51,6 +54,7 @@ class Rollout:
             worker_id=worker_id,
             prompt_token_ids=self.prompt_token_ids,
             rewards=rewards,
+            reward_details=details or {},
             timing=timing,
             **group_columns(self.sequences),
         )

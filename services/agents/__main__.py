@@ -1,4 +1,4 @@
-"""`python -m services.agents --config RUN/config.toml --run-dir RUN [--url URL]`: runs `agents.rollout`.
+"""`python -m services.agents --config RUN/config.toml --run-dir RUN [--url URL] [--name NAME]`: runs `agents.rollout`.
 
 Each process runs `agents.episodes_per_process` episodes at a time; more processes, also on other hosts, run more.
 """
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import uuid
 
 from openai import AsyncOpenAI
 
@@ -43,14 +44,19 @@ def main(flags: Flags) -> None:
         rollout = load_rollout(settings.rollout, settings)
     url = flags.extra.url or agents_url(flags.config, flags.run, timeout_s=START_TIMEOUT_S)
     if is_foreign:
-        command = standalone_command(settings.rollout, settings, url)
+        command = standalone_command(settings.rollout, settings, url, agent=_agent(flags.extra.name))
         os.execv(command[0], command)  # noqa: S606 - supervised as this process is; its token is in the environment
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # one line per call
-    asyncio.run(_run(settings, rollout, url))
+    asyncio.run(_run(settings, rollout, EpisodeClient(url, agent=_agent(flags.extra.name)), url))
 
 
-async def _run(settings: AgentsConfig, rollout: Rollout, url: str) -> None:
+def _agent(name: str | None) -> str:
+    """NAME@START."""
+    return f"{name}@{uuid.uuid4().hex}" if name else ""
+
+
+async def _run(settings: AgentsConfig, rollout: Rollout, service: EpisodeClient, url: str) -> None:
     # One client, whose copies share its connections: a new one takes 20 ms.
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=MAX_RETRIES, timeout=CALL_TIMEOUT_S)
 
@@ -58,7 +64,7 @@ async def _run(settings: AgentsConfig, rollout: Rollout, url: str) -> None:
         # Its own address: of several rollout servers behind `url`, the one that has the episode.
         return client.with_options(base_url=episode.base_url, api_key=episode.key)
 
-    runner = AgentRunner(settings, rollout, EpisodeClient(url), make_client, EpisodeClient)
+    runner = AgentRunner(settings, rollout, service, make_client, EpisodeClient)
     task = asyncio.ensure_future(runner.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -70,6 +76,7 @@ async def _run(settings: AgentsConfig, rollout: Rollout, url: str) -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="address of the agents (default: from the config and RUN/ports)")
+    parser.add_argument("--name", help="of this process, if a restarted one has the same")
 
 
 if __name__ == "__main__":

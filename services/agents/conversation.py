@@ -10,8 +10,6 @@ from typing import Any
 from openai import BadRequestError
 
 from bapo.config.agents import AgentsConfig
-from bapo.core.types import Prompt
-from bapo.tasks.base import conversation_of
 from services.agents.outcome import OpenAIClient
 
 log = logging.getLogger(__name__)
@@ -19,11 +17,6 @@ log = logging.getLogger(__name__)
 Message = dict[str, Any]
 LIMITS = ("give its reward", "maximum context length", "maximum model length")
 """In the refusals of a call that does not fit any more: ours, and those of vLLM."""
-
-
-def opening_of(prompt: Prompt) -> list[Message]:
-    """The messages that an episode begins with: those of the prompt's row, or its text."""
-    return [dict(found) for found in conversation_of(prompt) or [{"role": "user", "content": prompt.text}]]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,11 +3,12 @@
 0.0 to 1.0   its reward
 GRADE        the task's reward function grades the last text that the model wrote
 None         ungraded: the episode begins again, and never counts as 0
+(any, facts) any of these, and numbers of the episode that are recorded
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -23,7 +24,7 @@ class Grade(Enum):
 GRADE = Grade.BY_TASK
 """Returned by a rollout function that leaves the reward to the task."""
 
-Outcome = float | Grade | None
+Outcome = float | Grade | None | tuple[float | Grade | None, Mapping[str, float]]
 OpenAIClient = Any
 """An `openai.AsyncOpenAI`, whose key is that of the episode."""
 Rollout = Callable[[OpenAIClient, Prompt], Awaitable[Outcome]]

@@ -11,6 +11,7 @@ An adapter is one file of `adapters` with `make_rollout(name, settings)`; its na
 
 from __future__ import annotations
 
+import inspect
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +44,16 @@ def load_rollout(name: str, settings: AgentsConfig) -> Rollout:
             f"{KEY} {name!r}: {prefix!r} is neither a module nor a prefix{did_you_mean(prefix, known)}; use "
             f"file.py:function, package.module:function, or one of the prefixes {', '.join(f'{one}:' for one in known)}"
         )
-    return load_function(name, key=KEY)
+    function = load_function(name, key=KEY)
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(type(function).__call__):
+        raise ConfigError(f"{KEY} = {name!r} is not an async function: write `async def rollout(client, prompt)`")
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{KEY} = {name!r} is called with two arguments: write `async def rollout(client, prompt)` ({error})"
+        ) from error
+    return function
 
 
 def standalone_of(name: str) -> str | None:
@@ -52,8 +62,12 @@ def standalone_of(name: str) -> str | None:
     return prefix if prefix in STANDALONE and rest else None
 
 
-def standalone_command(name: str, settings: AgentsConfig, url: str) -> list[str]:
-    """The program that runs such a rollout. Raises: ConfigError without its interpreter."""
+def standalone_command(name: str, settings: AgentsConfig, url: str, *, agent: str = "") -> list[str]:
+    """The program that runs such a rollout. Raises: ConfigError without its interpreter.
+
+    Args:
+        agent: of `EpisodeClient`.
+    """
     kind = name.partition(":")[0]
     python = Path(settings.python) if settings.python is not None else python_of(kind)
     if not python.is_file():
@@ -64,6 +78,7 @@ def standalone_command(name: str, settings: AgentsConfig, url: str) -> list[str]
     # -P: the folder of the program has modules that a package may have, too.
     return [
         *(str(python), "-P", standalone.__file__, name, "--url", url, "--model", settings.model_name),
+        *("--agent", agent),
         *("--episodes", str(settings.episodes_per_process), "--timeout-s", str(settings.timeout_s)),
         *("--max-turns", str(settings.max_turns), "--options", json.dumps(settings.options)),
     ]

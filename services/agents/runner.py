@@ -12,22 +12,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import BapoError, UnavailableError
+from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.core.user_code import place_of
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
-from services.agents.outcome import GRADE, OpenAIClient, Rollout
+from services.agents.loop_watch import watch_loop
+from services.agents.outcome import GRADE, Grade, OpenAIClient, Outcome, Rollout
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 5.0
-"""Long poll for episodes."""
+WAIT_S = 1.5
+"""Long poll for episodes: shorter than the end of a process may take."""
 PAUSE_S = 2.0
 """After a failed poll."""
-GIVE_BACK_S = 6.0
+GIVE_BACK_S = 1.8
+"""The launcher waits for two seconds (`services.launcher.supervision.children`)."""
 BEATS_PER_LEASE = 3
 
 
@@ -59,6 +62,7 @@ class AgentRunner:
 
     async def run(self) -> None:
         """Run episodes until cancelled, which gives back those that have not ended."""
+        watching = asyncio.create_task(watch_loop())
         try:
             while True:
                 room = self._settings.episodes_per_process - len(self._running)
@@ -70,7 +74,9 @@ class AgentRunner:
                     task = asyncio.create_task(self._run_one(episode))
                     self._running[task] = episode
                     task.add_done_callback(self._end)
+                self._polling = None  # what it brought is running
         finally:
+            watching.cancel()
             await self._give_all_back()
 
     async def _open(self, room: int) -> list[OpenedEpisode]:
@@ -112,23 +118,24 @@ class AgentRunner:
         service = self._service_of(episode)
         ungraded = partial(service.ungraded, episode.key)
         client = self._make_client(episode)
+        limit = asyncio.timeout(self._settings.timeout_s)
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                reward = await self._rollout(client, episode.prompt)
-        except TimeoutError:
-            return partial(ungraded, f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}")
-        except Exception as error:  # noqa: BLE001 - a user's agent raises anything
+            async with limit:
+                reward, facts = _without_facts(await self._rollout(client, episode.prompt))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's agent raises anything, or calls sys.exit
             message = f"{type(error).__name__}: {error}{place_of(error)}"
+            if limit.expired():  # and not a time limit of the agent's own
+                message = f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}"
             log.warning("episode %s raised %s", episode.episode_id, message)
             return partial(ungraded, message)
         if reward is GRADE:
-            return partial(service.grade, episode.key)
+            return partial(service.grade, episode.key, facts)
         if reward is None:
             return partial(ungraded, "rollout returned None")
         if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
             log.warning("episode %s: rollout returned %r, not a reward in [0, 1]", episode.episode_id, reward)
             return partial(ungraded, f"rollout returned {reward!r:.100}, not a reward in [0, 1]")
-        return partial(service.reward, episode.key, float(reward))
+        return partial(service.reward, episode.key, float(reward), facts)
 
     async def _beat(self, episode: OpenedEpisode) -> None:
         while True:
@@ -155,7 +162,23 @@ class AgentRunner:
 
     async def _give_back_polled(self) -> None:
         """A poll in a thread cannot be cancelled."""
-        if self._polling is None or self._polling.done():  # what it brought is running, or has ended
+        if self._polling is None:
             return
         for episode in await self._polling:
             await asyncio.to_thread(self._service_of(episode).give_back, episode.key, "stopped")
+
+
+def _without_facts(outcome: Outcome) -> tuple[float | Grade | None, dict[str, float]]:
+    """How an episode ended, and what can be recorded of the facts that its function returned with it."""
+    if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], Mapping)):
+        return outcome, {}
+    facts = {
+        name: float(value)
+        for name, value in outcome[1].items()
+        if isinstance(value, int | float) and is_fact(name, value)
+    }
+    if left_out := outcome[1].keys() - facts.keys():
+        log.warning(
+            "facts %.200s are not recorded: they are not finite numbers with names", sorted(map(repr, left_out))
+        )
+    return outcome[0], dict(list(facts.items())[:MAX_DETAILS])

@@ -46,12 +46,12 @@ Episode = dict[str, Any]
 Message = dict[str, Any]
 Run = Callable[[Episode], Awaitable[float]]
 
-WAIT_S = 10.0
+WAIT_S = 1.5
 """Long poll for episodes."""
 RETRY_S = 120.0
 """How long a call is repeated while the server restarts."""
 CALL_TIMEOUT_S = 1800.0
-GIVE_BACK_S = 3.0
+GIVE_BACK_S = 1.8
 AWAY = (408, 425, 429, 500, 502, 503, 504)
 LIMITS = ("give its reward", "maximum context length", "maximum model length")
 """In the refusals of a call that does not fit any more."""
@@ -123,8 +123,8 @@ def chat(episode: Episode, messages: list[Message], model: str) -> str:
 class Runner:
     """Takes episodes, and reports how they end."""
 
-    def __init__(self, url: str, run: Run, *, episodes: int, timeout_s: float) -> None:
-        self._url, self._run, self._most, self._timeout_s = url, run, episodes, timeout_s
+    def __init__(self, url: str, run: Run, *, episodes: int, timeout_s: float, agent: str = "") -> None:
+        self._url, self._run, self._most, self._timeout_s, self._agent = url, run, episodes, timeout_s, agent
         self._running: dict[asyncio.Task[None], Episode] = {}
         self._reporting: set[str] = set()
         """Keys of those that have ended."""
@@ -137,7 +137,7 @@ class Runner:
                 if room < 1:
                     await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                     continue
-                body = {"count": room, "wait_s": WAIT_S}
+                body = {"count": room, "wait_s": WAIT_S, "agent": self._agent}
                 for episode in await in_thread(request, "POST", f"{self._url}/v1/episodes", body, own_token()):
                     task = asyncio.create_task(self._one(episode))
                     self._running[task] = episode
@@ -152,15 +152,19 @@ class Runner:
 
     async def _one(self, episode: Episode) -> None:
         beating = asyncio.create_task(self._beat(episode))
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 reward = await self._run(episode)
             if not 0 <= reward <= 1:
                 raise UngradedError(f"the reward {reward} is not in [0, 1]")  # noqa: TRY301
             body: Message = {"reward": reward}
-        except Exception as error:  # noqa: BLE001 - a foreign environment raises anything
-            log.warning("episode %s is ungraded: %s: %s", episode["episode_id"], type(error).__name__, error)
-            body = {"reward": None, "error": f"{type(error).__name__}: {error}"[:1000]}
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign environment raises anything
+            message = f"{type(error).__name__}: {error}"
+            if limit.expired():
+                message = f"it took longer than agents.timeout_s = {self._timeout_s:g}"
+            log.warning("episode %s is ungraded: %s", episode["episode_id"], message)
+            body = {"reward": None, "error": message[:1000]}
         finally:
             beating.cancel()
         self._reporting.add(episode["key"])
@@ -223,7 +227,7 @@ def skyrl_gym(name: str, flags: argparse.Namespace, options: dict[str, Any]) -> 
 
     def run(episode: Episode) -> float:
         prompt = episode["prompt"]
-        opening = prompt["messages"] or [{"role": "user", "content": prompt["text"]}]
+        opening = prompt["messages"]
         env = gym.make(name, env_config=env_config, extras=dict(prompt["answer"]))
         rewards: list[float | None] = []
         try:
@@ -262,7 +266,7 @@ def openenv(name: str, flags: argparse.Namespace, options: dict[str, Any]) -> Ru
 
     def run(episode: Episode) -> float:
         prompt = episode["prompt"]
-        messages = [dict(message) for message in prompt["messages"] or [{"role": "user", "content": prompt["text"]}]]
+        messages = [dict(message) for message in prompt["messages"]]
         columns = {column: prompt["answer"][column] for column in options.get("reset", ())}
         rewards: list[float | None] = []
         with core.GenericEnvClient(base_url=name).sync() as env:
@@ -315,7 +319,9 @@ KINDS: dict[str, Callable[[str, argparse.Namespace, dict[str, Any]], Run]] = {
 async def main(flags: argparse.Namespace, kind: str, name: str, options: dict[str, Any]) -> None:
     """Run episodes until SIGTERM."""
     run = KINDS[kind](name, flags, options)
-    runner = Runner(flags.url.rstrip("/"), run, episodes=flags.episodes, timeout_s=flags.timeout_s)
+    if flags.check:
+        return
+    runner = Runner(flags.url.rstrip("/"), run, episodes=flags.episodes, timeout_s=flags.timeout_s, agent=flags.agent)
     task = asyncio.ensure_future(runner.serve())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -349,11 +355,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Run episodes of a foreign environment.")
     parser.add_argument("name", help="verifiers:MODULE, openenv:URL or skyrl_gym:ID")
     parser.add_argument("--url", default="http://127.0.0.1:8720", help="the agents' address, without /v1")
+    parser.add_argument("--agent", default="", help="NAME@START of this process, if a restarted one has its NAME")
     parser.add_argument("--episodes", type=int, default=32, help="at a time")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="of an episode")
     parser.add_argument("--max-turns", type=int, default=64, help="calls of the model in an episode")
     parser.add_argument("--model", default="policy", help="name of the policy")
     parser.add_argument("--options", default="{}", help="of the environment, as JSON")
+    parser.add_argument("--check", action="store_true", help="load the environment, and end")
     parser.add_argument("--export", metavar="FILE", help="write the tasks of verifiers as a data set, and end")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

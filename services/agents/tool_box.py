@@ -54,7 +54,7 @@ class ToolBox:
             if (tool := self._tools.get(name)) is None:
                 raise ValueError(f"Tool {name} not found.")  # noqa: TRY301 - as TRL words it
             content = self._show(await called(tool, **self._arguments(tool, function.get("arguments"))))
-        except Exception as error:  # noqa: BLE001 - a user's tool raises anything, and the model gave its arguments
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool raises anything, and the model gave its arguments
             log.debug("the tool %s raised %s: %s%s", name, type(error).__name__, error, place_of(error))
             content = str({"error": str(error)})
         return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": content}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bapo.core.errors import ContractError
+from bapo.core.reward_details import as_columns
 from bapo.core.types import GroupResult
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
 from bapo.runtime.run_directory.transcripts import CHARS, fork_of
@@ -154,6 +155,7 @@ def _response(row: TokenRow, most: int) -> dict[str, Any]:
     return {
         "row": row.row,
         "reward": number(row.reward),
+        **as_columns(row.reward_details),
         "outcome": row.outcome,
         "versions": [row.oldest_version, row.newest_version],
         "extracted": row.extracted,

@@ -16,6 +16,7 @@ from typing import Any
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.reward_details import as_columns, mean_of_groups, means_of
 from bapo.core.statistics import INTERVAL, estimate
 from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest, num_correct
 from bapo.runtime.metrics.server import Telemetry
@@ -58,7 +59,7 @@ class Evaluator:
         self._task = task
         self._buffer = buffer
         self._run = run
-        extract = extract_of(task, another_reward=config.task.reward is not None)
+        extract = extract_of(task, another_reward=config.task.has_another_reward)
         self._majority = MajorityVote(extract, partial(decoder_of, config.model.path))
         self._accuracy = telemetry.gauge("bapo_eval_accuracy_ratio")
         self._pass_at_k = telemetry.gauge("bapo_eval_passk_ratio")
@@ -283,6 +284,7 @@ def evaluation_row(
         ],
         "seconds": round(_busy_seconds(groups), 3),
         "sampling": rollout.sampling(measurement.settings),
+        **as_columns(mean_of_groups(means_of(group.reward_details) for group in groups)),
         "majority": majority,
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }

@@ -19,7 +19,7 @@ from bapo.runtime.auth.redis_password import PASSWORD, VARIABLES, without_passwo
 from bapo.runtime.auth.token_store import TokenSet, set_of_run
 from bapo.runtime.rank_environment import inherited, meeting_place, nodes_of, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
+from bapo.transport.endpoints import AGENTS, BUFFER, DASHBOARD, ROLLOUT_SERVER
 from services.launcher.gpus.plan import GpuPlan
 from services.launcher.supervision import subreaper
 from services.launcher.supervision.child_process import ProcessSpec, Restarts
@@ -28,7 +28,6 @@ LEARNER = "learner"
 SCHEDULER = "scheduler"
 EVALUATOR = "evaluator"
 TRACKER = "tracker"
-AGENTS = "agents"
 
 PROBE_TIMEOUT_S = 0.5
 LOADING_S = 1800.0
@@ -100,9 +99,10 @@ class Starter:
         """Processes that run the config's agents; none for a run without, or with agents outside only."""
         settings = self._config.agents
         number = settings.num_processes if settings is not None and settings.rollout is not None else 0
+        names = [f"{AGENTS}-{i}" for i in range(number)]
         return [
-            replace(self._spec(f"{AGENTS}-{i}", "services.agents", has_health=False), restarts=Restarts.CRASHED)
-            for i in range(number)
+            replace(self._spec(name, "services.agents", "--name", name, has_health=False), restarts=Restarts.CRASHED)
+            for name in names
         ]
 
     def dashboard(self) -> ProcessSpec:

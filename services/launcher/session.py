@@ -25,10 +25,11 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.files import locked
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.endpoints import BUFFER, DASHBOARD, buffer_url, dashboard_url, rollout_url
+from bapo.transport.endpoints import BUFFER, DASHBOARD, agents_url, buffer_url, dashboard_url, rollout_url
 from bapo.transport.messages import BufferStatus
 from services.launcher.display.console import Display
-from services.launcher.display.snapshot import Observer, Snapshot
+from services.launcher.display.snapshot import Observer, Snapshot, agent_command
+from services.launcher.display.table import agents_sentence
 from services.launcher.gpus.plan import GpuPlan
 from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
 from services.launcher.supervision.children import Children
@@ -185,7 +186,10 @@ class Session:
 
     def _find_services(self) -> None:
         """Let the display poll the services once they have announced their ports."""
-        for name, find in (("buffer_url", buffer_url), ("rollout_url", rollout_url)):
+        served = {"buffer_url": buffer_url, "rollout_url": rollout_url}
+        if self.config.agents is not None:
+            served["agents_url"] = agents_url
+        for name, find in served.items():
             if name in self._watched:
                 continue
             try:
@@ -193,8 +197,11 @@ class Session:
             except DeadlineError:
                 continue
             self._watched.add(name)
-            self._observer.watch(**{name: url})
             self._note_address(name, url)
+            if name != "agents_url":
+                self._observer.watch(**{name: url})
+            elif command := agent_command(self.config, self.run):
+                self.display.say(f"agents     {url}/v1  (run yours: {command})")
 
     def _announce_dashboard(self) -> None:
         """Print the URL of the run's page once."""
@@ -291,4 +298,6 @@ def stall_reason(snapshot: Snapshot, stopped: Sequence[str]) -> str:
         parts.append(snapshot.silence)
     elif snapshot.status is not None:
         parts.append(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps))
+    if snapshot.agents is not None:
+        parts.append(agents_sentence(snapshot.agents, snapshot.waits_for_agents))
     return "; ".join(parts) or "the buffer service has not responded yet"

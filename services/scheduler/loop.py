@@ -17,7 +17,7 @@ from bapo.core.types import Purpose
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferClient, BufferStatus
 from bapo.transport.messages import ExtraRound
-from services.scheduler.plan import FreshPlan, due_round, first_call, reevaluation_requests
+from services.scheduler.plan import FreshPlan, due_round, first_call, missed_rounds, reevaluation_requests
 from services.scheduler.proposals import Proposals
 from services.stalls import Watchdog, blocked_on, mark_of
 
@@ -127,7 +127,15 @@ class Scheduler:
         due = due_round(step, self._config)
         if due is None or due <= self._issued_round:
             return
+        rounds = self._buffer.status().reevaluation_rounds
+        if due in rounds:  # issued by an earlier scheduler, or before the learner went back to a checkpoint
+            log.info("step %d: its re-evaluation was requested before, %d requests are open", due, rounds[due])
+            self._issued_round = due
+            return
         hard = self._buffer.hard_prompts()
+        if hard and (missed := missed_rounds(due, {*rounds, self._issued_round}, self._config)):
+            steps = f"step {missed[0]}" if len(missed) == 1 else f"steps {missed[0]} to {missed[-1]}"
+            log.warning("step %d: no re-evaluation at %s: the learner passed before the scheduler saw it", due, steps)
         requests = reevaluation_requests(due, hard, composer=self._composer, plan=self._plan, config=self._config)
         if len(requests) > len(asked := first_call(requests)):
             log.warning(

@@ -5,14 +5,15 @@
     extra         further rounds of a step whose batch is short of groups, on demand of the buffer (DAPO)
     re-evaluation once per step t with t mod m == 0: hard prompts chosen by the algorithm (docs/paper.md)
 
-Ids consist of cursor, step and index, so that a restarted scheduler repeats its requests without effect.
+Ids consist of cursor, step and index, so that a restarted scheduler repeats its requests without effect. The prompts of
+a round depend on B_bad, which changes while the round is open: a round that the buffer has is not planned again.
 Does not cover: prompt lengths (the worker rejects a prompt that is too long).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bapo.algorithms.composer import Composer
 from bapo.algorithms.composers.registry import load_composer
@@ -176,6 +177,15 @@ def due_round(step: int, config: Config) -> int | None:
         min(step, config.run.num_steps) // config.cadence.reevaluation_interval * config.cadence.reevaluation_interval
     )
     return newest if config.algorithm.use_x2 and newest > 0 else None
+
+
+def missed_rounds(due: int, issued: Iterable[int], config: Config) -> range:
+    """Steps before round `due`, and after the newest round issued before it, whose round was never issued: the learner
+    has passed them. They are not made up for, because workers have newer weights.
+    """
+    interval = config.cadence.reevaluation_interval
+    newest = max((step for step in issued if step < due), default=0)
+    return range((newest // interval + 1) * interval, due, interval)
 
 
 def reevaluation_requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 
@@ -14,6 +15,8 @@ URI = "MLFLOW_TRACKING_URI"
 LOCAL = "sqlite:///mlflow.db"
 LONGEST_PARAM = 500
 """Letters that every version of MLflow accepts as the value of a parameter."""
+NO_NAME = re.compile(r"[^/\w.\- ]")
+"""What no name of a metric may have, such as the @ of a split at another temperature; a fact may."""
 
 
 class Mlflow:
@@ -37,7 +40,7 @@ class Mlflow:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         at_ms = int(1000 * values.get("time", time.time()))
-        metrics = [self._metric(name, value, at_ms, step) for name, value in values.items()]
+        metrics = [self._metric(NO_NAME.sub("_", name), value, at_ms, step) for name, value in values.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self.tracker_id, metrics=metrics[start : start + 1000])
 

@@ -146,7 +146,9 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
     names = {"mean_reward": "accuracy"} | {name: name for name in ("low", "high", "mean_tokens", "truncated_share")}
     if measure_of([row]) == ACCURACY:
         names["accuracy"] = "accuracy"
-    return {f"{row['split']}/{name}": float(row[key]) for name, key in names.items() if row.get(key) is not None}
+    found = {name: float(row[key]) for name, key in names.items() if row.get(key) is not None}
+    found |= numbers_of({name: row.get(name) for name in ("reward_parts", "reward_facts")})
+    return {f"{row['split']}/{name}": value for name, value in found.items()}
 
 
 def _read_sent(path: Path, project: str) -> Sent | None:

@@ -12,6 +12,7 @@ from bapo.config.agents import AgentsConfig
 from bapo.config.load import load_config
 from bapo.core.types import Prompt
 from bapo.tasks.base import make_prompt
+from bapo.tasks.grading.components import components_of, grade_by_all
 from bapo.tasks.registry import load_task, task_of
 from bapo.tasks.rewards import load_reward
 from services.agents.rollouts import load_rollout
@@ -24,12 +25,17 @@ RIGHT, WRONG = "so <answer>26+72-61</answer>", "so <answer>26+72</answer>"
 
 
 @pytest.mark.parametrize(
-    ("name", "right", "wrong"),
-    [("own_reward/my_rewards.py:equation", 1.0, 0.0), ("multi_reward/my_rewards.py:weighted", 1.0, 0.2)],
+    ("folder", "right", "wrong"),
+    [("own_reward", 1.0, 0.0), ("multi_reward", 1.0, 0.2)],
 )
-def test_a_reward_of_the_gallery_grades(name: str, right: float, wrong: float) -> None:
-    reward, prompt = load_reward(f"{EXAMPLES}/{name}"), make_prompt("dataset", "26,72,61->37:", ROW)
-    assert list(reward(prompt, [RIGHT, WRONG])) == pytest.approx([right, wrong])
+def test_a_reward_of_the_gallery_grades(
+    folder: str, right: float, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES / folder)
+    config = load_config(["../own_reward/run.toml", "run.toml"], [])
+    components = components_of(task_of(config), config.task)
+    answer = grade_by_all(components, make_prompt("dataset", "26,72,61->37:", ROW), [RIGHT, WRONG])
+    assert answer["rewards"] == pytest.approx([right, wrong])
 
 
 def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +43,7 @@ def test_the_data_of_the_first_example_load(monkeypatch: pytest.MonkeyPatch) -> 
     config = load_config(["run.toml"], [])
     task = task_of(config)
     assert (len(task.prompts("train")), len(task.prompts("test"))) == (1000, 200)
-    reward = load_reward(config.task.reward or "")
+    reward = load_reward(config.task.reward_functions[0])
     assert all(reward(prompt, [task.gold(prompt) or ""]) == [1.0] for prompt in task.prompts("test"))
 
 
@@ -52,6 +58,18 @@ def test_the_files_over_the_first_example_load(monkeypatch: pytest.MonkeyPatch) 
     task = load_task(own.task.name, own.task.options)
     prompt = task.prompts("train")[0]
     assert (prompt.text, task.reward(prompt, "<answer>30+2</answer>"), task.reward(prompt, "32")) == ("30,2->32:", 1, 0)
+
+
+def test_the_agent_of_the_documentation_reads_what_was_wrong_with_a_call_and_rewards_the_right_answer() -> None:
+    rollout = load_rollout(f"{EXAMPLES}/agents/agent.py:rollout", AgentsConfig())
+    row = Prompt(prompt_id="p", text="a+b", task="lookup", answer={"values": {"a": 37, "b": 5}, "value": 42})
+    client = ScriptedClient(calls(("get", {"name": "a"})), calls(("get", {"key": "a"})), "<answer>42</answer>")
+    assert asyncio.run(rollout(client, row)) == 1.0
+    assert [message["content"] for message in client.asked[-1] if message["role"] == "tool"] == [
+        "error: KeyError('key')",
+        "37",
+    ]
+    assert asyncio.run(rollout(ScriptedClient("<answer>41</answer>"), row)) == 0.0
 
 
 def test_the_environment_of_the_gallery_answers_calls_and_rewards_the_right_answer() -> None:

@@ -14,6 +14,7 @@ from bapo.core.errors import BapoError, ConfigError, StaleWeightsError, WeightMi
 from bapo.core.types import WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from rollout_server.fleet.fleet import Fleet
+from tests.full.chaos.aftermath import workers_that_died
 from tests.support.fake_worker import FakeHandle
 from tests.support.rollout import make_update
 from tests.support.wait import wait_until
@@ -158,13 +159,17 @@ def test_a_worker_that_refuses_an_update_is_replaced_and_does_not_block_the_othe
     assert rig.fatal == []
 
 
-def test_a_worker_that_does_not_answer_an_update_in_time_is_replaced(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_answer_an_update_in_time_is_replaced(
+    make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = make_rig()
     rig.fleet.scale(1)
     wait_until(lambda: rig.states() == ["ready"])
     rig.handles[0].refuses = TimeoutError("no response to update_weights within 120 s")
     assert rig.fleet.update_weights(make_update(tmp_path / "w", 5)) == {}
     wait_until(lambda: len(rig.handles) == 2 and rig.states() == ["ready"])
+    logged = "\n".join(f"{record.levelname} {record.name}: {record.getMessage()}" for record in caplog.records)
+    assert workers_that_died(logged, [])[0].startswith("1 workers died and 0 were killed"), "tests of faults read this"
 
 
 def test_an_older_version_is_refused_unless_it_is_a_rollback(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bapo.core.errors import ConfigError
 from bapo.tasks.base import make_prompt
-from bapo.tasks.grading.process import grade
+from bapo.tasks.grading.answers import grade
 from bapo.tasks.rewards import Verifier, load_reward
 
 BODY = """
@@ -51,6 +51,11 @@ def _name(adapter: str, function: str) -> str:
     return function if adapter == "plain" else f"{adapter}:{function}"
 
 
+def _rewards(reward: Verifier, texts: list[str]) -> list[object]:
+    """Without the facts of a dict of verl."""
+    return [found[0] if isinstance(found, tuple) else found for found in reward(PROMPT, texts)]
+
+
 @pytest.fixture(params=CASES, ids="-".join)
 def reward(request: pytest.FixtureRequest, tmp_path: Path) -> Verifier:
     adapter, kind = request.param
@@ -59,18 +64,18 @@ def reward(request: pytest.FixtureRequest, tmp_path: Path) -> Verifier:
 
 
 def test_the_answer_is_rewarded_one_and_anything_else_zero_in_the_order_of_the_texts(reward: Verifier) -> None:
-    assert list(reward(PROMPT, ["2", "3", "", "2"])) == [1.0, 0.0, 0.0, 1.0]
-    assert list(reward(PROMPT, ["two"])) == [0.0]
+    assert _rewards(reward, ["2", "3", "", "2"]) == [1.0, 0.0, 0.0, 1.0]
+    assert _rewards(reward, ["two"]) == [0.0]
 
 
 def test_none_stays_none(reward: Verifier) -> None:
-    assert list(reward(PROMPT, ["2", "skip", "3"])) == [1.0, None, 0.0]
+    assert _rewards(reward, ["2", "skip", "3"]) == [1.0, None, 0.0]
 
 
 def test_a_group_with_an_ungraded_response_gets_no_rewards_at_all(reward: Verifier) -> None:
     assert grade(reward, PROMPT, ["2", "3"], (0.0, 1.0)) == {"rewards": [1.0, 0.0]}
     answer = grade(reward, PROMPT, ["2", "skip", "3", "skip"], (0.0, 1.0))
-    assert answer == {"ungraded": "left 2 of 4 responses ungraded (it returned None)"}
+    assert answer == {"ungraded": "left 2 of 4 responses ungraded (it returned None)", "num_ungraded": 2}
 
 
 def test_an_exception_is_told_with_the_file_and_line_of_the_function(reward: Verifier) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from bapo.cli.running.agent import ProgramRunner
-from bapo.core.errors import ConfigError
+from bapo.cli.running.agent import ProgramRunner, input_of
+from bapo.core.errors import ConfigError, ContractError, UnavailableError
+from bapo.core.types import MESSAGES, Prompt
 from bapo.transport.episode_client import OpenedEpisode
 from tests.support.factories import make_prompt
 
@@ -97,6 +98,62 @@ def test_a_program_that_takes_long_shows_signs_of_life() -> None:
     service = Service(lease_s=1.0)
     assert end_of("import time; time.sleep(1.3); print(0)", service) == ("reward", 0.0)
     assert service.beats >= 1
+
+
+def test_a_program_that_takes_too_long_is_stopped_and_ungraded() -> None:
+    service: Any = Service()
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    ends = ProgramRunner(service, program, timeout_s=0.2).run(1, 1)
+    assert dict(ends) == {"ungraded": 1}
+    assert service.ends == [("ungraded", "it took longer than agents.timeout_s = 0.2")]
+
+
+def test_an_episode_whose_end_is_refused_is_ungraded_and_the_next_one_runs() -> None:
+    service: Any = Service()
+    given = iter([ContractError("an episode without a call of the model cannot have a reward"), None])
+
+    def reward(key: str, reward: float) -> str:
+        if (error := next(given)) is not None:
+            raise error
+        return "ok"
+
+    service.reward = reward
+    assert dict(ProgramRunner(service, [sys.executable, "-c", "print(1)"]).run(2, 1)) == {"ungraded": 1, "reward 1": 1}
+
+
+def test_the_end_of_the_run_ends_the_episodes_and_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    service: Any = Service()
+    service.open = lambda count, wait_s: []
+    assert not ProgramRunner(service, ["never-started"], is_over=lambda: "finished").run(None, 2)
+    assert capsys.readouterr().out.count("the run is finished: it has no more episodes") == 1
+
+
+def test_an_address_that_is_away_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    service: Any = Service()
+    opened, calls = service.open, iter([True, True, False, False])
+
+    def open_later(count: int, wait_s: float) -> list[OpenedEpisode]:
+        if next(calls):
+            raise UnavailableError("connection refused")
+        return list(opened(count, wait_s=wait_s))
+
+    service.open = open_later
+    assert dict(ProgramRunner(service, [sys.executable, "-c", "print(1)"]).run(2, 1)) == {"reward 1": 2}
+    assert capsys.readouterr().out.count("waiting for the address of the agents: connection refused") == 1
+
+
+def test_a_program_is_given_the_conversation_and_not_only_its_rendered_text() -> None:
+    answer = {MESSAGES: [{"role": "user", "content": "a+b"}], "value": 42}
+    prompt = Prompt(prompt_id="p", text="<user>a+b</user>", task="lookup", answer=answer)
+    episode = OpenedEpisode(
+        episode_id="g/0", key="k", base_url="http://here/v1", lease_s=60, purpose="fresh", prompt=prompt
+    )
+    assert input_of(episode) == {
+        "text": "<user>a+b</user>",
+        "messages": [{"role": "user", "content": "a+b"}],
+        "answer": {"value": 42},
+        "purpose": "fresh",
+    }
 
 
 def test_a_program_that_is_not_there_is_a_clear_error_and_its_episode_is_given_back() -> None:

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 import tomli_w
 
+from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.tasks.adapters.judge import make_reward, pairs_of
 from bapo.tasks.base import make_prompt
+from bapo.tasks.grading.components import components_of, grade_by_all
 from bapo.tasks.judge_store import JudgeStore
 from bapo.tasks.judging import marked, score_in, verdict_of, winner
+from bapo.tasks.registry import load_task
 
 Reply = Callable[[str], str]
 """What the judge writes to the last message."""
@@ -172,6 +175,36 @@ def test_a_missing_comparison_leaves_the_group_ungraded(tmp_path: Path, server: 
     server.faults = itertools.chain([500], itertools.repeat(None))
     reward = make_reward(rubric(tmp_path, server, mode="pairwise", opponents=1, max_retries=0, concurrency=1))
     assert reward(PROMPT, ["x", "xx", "xxx"]) == [None] * 3
+
+
+def _graded(folder: Path, server: Server, texts: list[str], **settings: Any) -> dict[str, Any]:
+    """By a function and a judge, with weights 3 and 1, where the functions' range is [-1, 1]."""
+    (folder / "m.py").write_text("def full(prompt, text):\n    return 1.0 if text == 'xx' else -1.0\n")
+    judge = {"function": f"judge:{rubric(folder, server, max_retries=0, concurrency=1, **settings)}"}
+    rewards = [{"function": f"{folder}/m.py:full", "weight": 3.0}, judge]
+    task = TaskConfig.model_validate({"reward": rewards, "reward_range": [-1.0, 1.0]})
+    return grade_by_all(components_of(load_task("countdown", {}), task), PROMPT, texts)
+
+
+def test_a_judge_is_one_of_several_rewards_in_a_range_of_its_own(tmp_path: Path, server: Server) -> None:
+    server.reply = by_length
+    answer = _graded(tmp_path, server, ["x", "xx"], scale=[0, 4])
+    assert answer == {"rewards": [0.0625, 0.875], "details": {"full": [0.0, 1.0], "rubric": [0.25, 0.5]}}
+    server.reply = longer
+    answer = _graded(tmp_path, server, ["x", "xx"], mode="pairwise")
+    assert answer == {"rewards": [0.0, 1.0], "details": {"full": [0.0, 1.0], "rubric": [0.0, 1.0]}}
+
+
+@pytest.mark.parametrize(("mode", "num"), [("score", 1), ("pairwise", 2)])
+def test_a_failed_call_of_one_of_several_leaves_the_group_ungraded(
+    tmp_path: Path, server: Server, mode: str, num: int
+) -> None:
+    server.reply = longer if mode == "pairwise" else by_length
+    server.faults = itertools.chain([500], itertools.repeat(None))
+    answer = _graded(tmp_path, server, ["x", "xx"], mode=mode, scale=[0, 4])
+    assert answer["ungraded"] == f"left {num} of 2 responses ungraded (it returned None)"
+    assert answer["by"] == f"judge:{tmp_path}/rubric.toml"
+    assert "rewards" not in answer
 
 
 def test_every_response_is_in_as_many_comparisons() -> None:

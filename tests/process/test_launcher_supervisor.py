@@ -19,6 +19,7 @@ from services.launcher.supervision import supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.supervision.children import all_ended
 from services.launcher.supervision.supervisor import ChildFailedError, Supervisor
+from tests.full.chaos.aftermath import deaths_of_their_own
 from tests.support.clock import Clock
 from tests.support.wait import has_ended, wait_until
 
@@ -81,6 +82,9 @@ def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts)
         "part failed with signal SIGKILL; restarting in 0.0 s "
         f"(restart 1, maximum 5 within 600 s; log: {child.spec.log_path})"
     ]
+    assert deaths_of_their_own(parts.said[0], []) == [
+        "part died 1 times, 0 of them by an exit code, and was killed 0 times"
+    ], "tests of faults read this line"
 
 
 def test_an_optional_process_that_cannot_start_again_is_left_away(parts: Parts) -> None:

@@ -59,8 +59,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of 
 def score(prompt, text):
     return 0.5
 
+def form(completions, **columns):
+    return [1.0 for _ in completions]
+
 if __name__ == "__main__":
-    run = bapo.train({config}, reward=score)
+    run = bapo.train({config}, reward=[score, {"function": form, "weight": 3.0}])
     print(run.path, flush=True)
     for row in run:
         print(row["step"], flush=True)
@@ -96,7 +99,9 @@ def test_ctrl_c_in_a_script_stops_its_run(tmp_path: Path) -> None:
     # From another process it is read, not stopped.
     found = bapo.Run(run.path)
     assert (found.status, found.is_running, found.wait()) == ("interrupted", False, "interrupted")
-    assert [row["step"] for row in found][:1] == [1]
+    first = next(iter(found))
+    assert (first["step"], first["reward_mean"]) == (1, 0.875)
+    assert first["reward_parts"] == {"score": 0.5, "form": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ def nearly(prompt, text):
 def ungraded(prompt, text):
     return None
 
+def half_with_length(prompt, text):
+    return (0.5, {"length": len(text)})
+
 def a_list(prompt, text):
     return [1.0]
 
@@ -78,11 +81,12 @@ def signed(prompt, text):
 """
 
 
-def _run(tmp_path: Path, function: str, rows: list[Any], *options: str) -> Result:
+def _run(tmp_path: Path, function: str, rows: list[Any], *options: str, reward: str | None = None) -> Result:
     (tmp_path / "rewards.py").write_text(REWARDS)
     data = tmp_path / "train.jsonl"
     data.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
-    command = ["reward", "test", f"{tmp_path / 'rewards.py'}:{function}", "--data", str(data), *options]
+    name = f"{tmp_path / 'rewards.py'}:{function}" if reward is None else reward
+    command = ["reward", "test", name, "--data", str(data), *options]
     return CliRunner().invoke(app, command)
 
 
@@ -114,6 +118,26 @@ def test_partial_credit_is_judged_by_the_rule_that_trains_it(tmp_path: Path) -> 
     assert "algorithm.c1" not in result.output
     every = _run(tmp_path, "graded", _rows("1", "2", "3"))
     assert "algorithm.c1" in every.output  # no other answer has 0: what c1 = 0 calls hard never occurs
+
+
+def test_several_rewards_are_tested_by_their_mean_and_shown_apart(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    rewards = json.dumps([{"function": f"{file}:exact", "weight": 3}, f"{file}:half_with_length", "task"])
+    result = _run(tmp_path, "", _rows("1", "2"), "--json", reward=rewards)
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert found["gold"] == {"partly": 2}
+    assert found["problems"][0].endswith("the reward of the gold answer is 0.9 (exact 1, half_with_length 0.5, task 1)")
+    assert found["gold_details"]["reward_parts"] == {"exact": 1.0, "half_with_length": 0.5, "task": 1.0}
+    assert found["others_details"]["reward_parts"] == {"exact": 0.0, "half_with_length": 0.5, "task": 0.0}
+    assert found["gold_details"]["reward_facts"] == {"half_with_length/length": 1.0}
+
+
+def test_one_of_several_rewards_that_fails_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    result = _run(tmp_path, "", _rows("1", "2"), reward=f'["{file}:exact", "{file}:too_much"]')
+    assert result.exit_code == 1
+    assert f"the reward '{file}:too_much' returned 100.0" in result.output
 
 
 def test_a_difference_that_no_group_would_train_on_is_none(tmp_path: Path) -> None:

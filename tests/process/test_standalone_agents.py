@@ -61,7 +61,7 @@ class Address:
         if num == 1:
             return 503, {}
         if path == "/v1/episodes":
-            prompt = {"text": "6*7", "messages": None, "answer": {"x": 1}}
+            prompt = {"text": "6*7", "messages": [{"role": "user", "content": "6*7"}], "answer": {"x": 1}}
             episode = {
                 "episode_id": "g/0", "key": "sk-1", "base_url": f"{self.url}/v1", "lease_s": 60, "prompt": prompt,
             }  # fmt: skip

@@ -55,6 +55,7 @@ class Front:
         self.journal = journal or MemoryJournal()
         self.delivered: list[OpenGroup] = []
         self.refused: list[tuple[str, str]] = []
+        self.details: list[str] = []
         self.counted: list[str] = []
         self.lost: list[str] = []
         self.clock = 0.0
@@ -62,11 +63,15 @@ class Front:
             AgentsConfig(**settings),
             self.journal,
             deliver=self.delivered.append,
-            refuse=lambda request, reason, detail: self.refused.append((request.request_id, reason)),
+            refuse=self._refuse,
             lost=lambda request: self.lost.append(request.request_id),
             count=self.counted.append,
             now=lambda: self.clock,
         )
+
+    def _refuse(self, request: RolloutRequest, reason: str, detail: str) -> None:
+        self.refused.append((request.request_id, reason))
+        self.details.append(detail)
 
 
 class ToldEngines:

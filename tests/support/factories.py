@@ -179,6 +179,7 @@ FULL_RESULT = GroupResult(
     sample_s=0.5,
     grade_s=0.25,
     claimed_at=1_700_000_000.125,
+    reward_details={"format": 0.5, "facts/length": 3.0},
 )
 """No field has its default."""
 

@@ -19,6 +19,7 @@ from rollout_server.calls import Finished
 from rollout_server.engines.base import Completed, Completion
 from rollout_server.episodes.engine_calls import EngineCalls, ReadyWorker
 from rollout_server.episodes.gate import digest_of, is_retry, key_of, problem_of
+from services.agents.loop_watch import watch_loop
 from services.agents.outcome import GRADE, Rollout
 from services.agents.runner import AgentRunner
 from tests.support.agents import sequence_of
@@ -56,12 +57,12 @@ class Service:
     def heartbeat(self, key: str) -> None:
         self.beats.append(key)
 
-    def reward(self, key: str, reward: float) -> str:
-        self.ends.append((key, reward))
+    def reward(self, key: str, reward: float, facts: object) -> str:
+        self.ends.append((key, (reward, facts) if facts else reward))
         return "ok"
 
-    def grade(self, key: str) -> str:
-        self.ends.append((key, "graded by the task"))
+    def grade(self, key: str, facts: object) -> str:
+        self.ends.append((key, ("graded by the task", facts) if facts else "graded by the task"))
         return "ok"
 
     def ungraded(self, key: str, error: str) -> str:
@@ -109,20 +110,32 @@ def test_a_rollout_may_leave_the_reward_to_the_task() -> None:
     assert run(rollout, Service(1), num=1) == [("key-0", "graded by the task")]
 
 
+def test_a_rollout_may_return_facts_and_one_that_is_no_number_costs_no_episode() -> None:
+    async def rollout(client: Any, prompt: Prompt) -> Any:
+        facts = {"steps": 3, "is_done": True, "note": "text", "none": float("nan"), 7: 1.0}
+        return {"key-0": 0.5, "key-1": GRADE}[client], facts
+
+    known = {"steps": 3.0, "is_done": 1.0}
+    assert run(rollout, Service(2), num=2) == [("key-0", (0.5, known)), ("key-1", ("graded by the task", known))]
+
+
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
         (None, "returned None"),
+        ((None, {"steps": 3}), "returned None"),
         (1.5, "returned 1.5, not a reward"),
         (float("nan"), "returned nan, not a reward"),
         ("1", "returned '1', not a reward"),
         (ValueError("no browser"), "ValueError: no browser (test_agents.py line "),
+        (SystemExit("no display"), "SystemExit: no display (test_agents.py line "),
+        (TimeoutError("of a page"), "TimeoutError: of a page (test_agents.py line "),
         (None, "None"),
     ],
 )
 def test_what_is_no_reward_is_ungraded_and_never_0(outcome: Any, message: str) -> None:
     async def rollout(client: Any, prompt: Prompt) -> Any:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -138,6 +151,22 @@ def test_an_episode_that_takes_too_long_is_ungraded() -> None:
 
     ((_, said),) = run(rollout, Service(1), num=1, timeout_s=0.05)
     assert "agents.timeout_s = 0.05" in str(said)
+
+
+def test_a_rollout_that_blocks_the_event_loop_is_named_while_it_does() -> None:
+    said: list[str] = []
+
+    async def blocks() -> None:
+        watching = asyncio.create_task(watch_loop(blocked_s=0.05, say=said.append))
+        await asyncio.sleep(0.1)
+        threading.Event().wait(0.3)  # as a request without await
+        await asyncio.sleep(0.1)
+        watching.cancel()
+
+    asyncio.run(blocks())
+    (sentence,) = said
+    assert sentence.startswith("test_agents.py line ")
+    assert "has blocked the event loop" in sentence
 
 
 def test_no_more_episodes_run_than_the_config_allows_and_the_next_follow() -> None:
@@ -203,6 +232,31 @@ def test_episodes_that_a_poll_brings_to_a_runner_that_stops_are_given_back() -> 
         await until(arrived.is_set)
         task.cancel()
         await asyncio.sleep(0.01)
+        may_answer.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    service = Slow(1)
+    asyncio.run(stopped())
+    assert service.ends == [("key-0", "given back: stopped")]
+
+
+def test_episodes_that_arrive_in_the_moment_of_the_stop_are_given_back() -> None:
+    may_answer = threading.Event()
+
+    class Slow(Service):
+        def open(self, count: int, *, wait_s: float = 0.0) -> list[OpenedEpisode]:
+            may_answer.wait(5)
+            return super().open(count, wait_s=wait_s)
+
+    async def rollout(client: Any, prompt: Prompt) -> float:
+        return 1.0
+
+    async def stopped() -> None:
+        runner = runner_of(AgentsConfig(), rollout, service)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner._polling is not None)
+        assert runner._polling is not None
+        runner._polling.add_done_callback(lambda _: task.cancel())
         may_answer.set()
         await asyncio.gather(task, return_exceptions=True)
 

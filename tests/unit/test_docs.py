@@ -90,6 +90,11 @@ def test_examples_are_valid(page: Path) -> None:
         tomllib.loads(text)
 
 
+def test_the_agent_of_the_page_is_the_example_that_runs() -> None:
+    example = (ROOT / "examples" / "agents" / "agent.py").read_text().partition("\n\n")[2].strip()
+    assert f"```python\n# agent.py\n{example}\n```" in (ROOT / "docs" / "agents.md").read_text()
+
+
 def test_the_page_of_commands_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == document(), "run python -m bapo.cli.document"
 

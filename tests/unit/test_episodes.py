@@ -19,6 +19,7 @@ from rollout_server.episodes.group import rollout_of
 from rollout_server.episodes.history import continuation_of
 from rollout_server.episodes.manager import Handle
 from rollout_server.episodes.recorder import ModelCall, Recorder
+from rollout_server.episodes.routes import RewardBody
 from tests.support.agents import Front, MemoryJournal, ToldEngines, ended, turn
 from tests.support.factories import make_request
 
@@ -75,8 +76,11 @@ async def test_a_reward_is_given_once() -> None:
 async def test_an_episode_without_a_call_has_no_reward() -> None:
     front = Front()
     handle, _ = await opened(front)
-    with pytest.raises(ContractError, match="without a call"):
+    with pytest.raises(ContractError, match="without a call of the model cannot have a reward: it is ungraded"):
         await front.episodes.reward(handle.key, 0.0)
+    (again,) = await front.episodes.open(1, 0.0)
+    assert (again.episode.index, again.episode.attempts) == (handle.episode.index, 1)
+    assert front.episodes.last_failure.startswith("no_call: ")
 
 
 @in_loop
@@ -119,6 +123,60 @@ async def test_a_silent_agent_loses_its_episode_and_one_that_waits_for_the_model
     assert again.episode.index == silent.episode.index
     assert front.episodes.handle_of(busy.key) is busy
     assert "failed/silent" in front.counted
+
+
+@in_loop
+async def test_an_episode_that_is_given_back_is_no_attempt_of_those_that_are_limited() -> None:
+    front = Front(max_attempts=1)
+    handle, _ = await opened(front)
+    for _ in range(3):
+        await front.episodes.fail(handle, "given_back", counts=False)
+        (handle,) = await front.episodes.open(1, 0.0)
+    assert (front.refused, handle.episode.attempts) == ([], 0)
+
+
+@in_loop
+async def test_the_episodes_of_a_process_that_was_restarted_begin_again_at_once_and_lose_no_attempt() -> None:
+    front = Front()
+    await front.episodes.adopt(REQUEST)
+    (first,) = await front.episodes.open(1, 0.0, "agents-0@a")
+    (other,) = await front.episodes.open(1, 0.0, "agents-1@a")
+    assert await front.episodes.open(1, 0.0, "agents-0@a") == [], "the same start has its episode still"
+    (again,) = await front.episodes.open(1, 0.0, "agents-0@b")
+    assert (again.episode.index, again.episode.attempts) == (first.episode.index, 0)
+    with pytest.raises(GoneError):
+        front.episodes.handle_of(first.key)
+    assert front.episodes.handle_of(other.key) is other
+    assert dict(front.episodes.num_failed) == {"agent_restarted": 1}
+
+
+@pytest.mark.parametrize("comes_first", ["the journal", "the agent"])
+@in_loop
+async def test_a_resumed_run_opens_the_episodes_of_its_former_processes(comes_first: str) -> None:
+    before = Front()
+    await before.episodes.adopt(REQUEST)
+    (mine,) = await before.episodes.open(1, 0.0, "agents-0@a")
+    (outside,) = await before.episodes.open(1, 0.0)
+    after = Front(before.journal)
+    if comes_first == "the journal":
+        await after.episodes.adopt(REQUEST)
+        (again,) = await after.episodes.open(1, 0.0, "agents-0@b")
+    else:
+        assert await after.episodes.open(1, 0.0, "agents-0@b") == []
+        await after.episodes.adopt(REQUEST)
+        (again,) = await after.episodes.open(1, 0.0, "agents-0@b")
+    assert (again.episode.index, again.episode.attempts) == (mine.episode.index, 0)
+    assert after.episodes.handle_of(outside.key).episode.index == outside.episode.index
+
+
+@in_loop
+async def test_a_group_that_is_given_up_says_what_failed_at_last() -> None:
+    front = Front(max_attempts=1)
+    handle, _ = await opened(front)
+    await front.episodes.fail(handle, "ungraded", "KeyError: 'value' (agent.py line 9)")
+    (detail,) = front.details
+    assert detail.startswith("episode 0 failed 1 times")
+    assert detail.endswith("the last time: KeyError: 'value' (agent.py line 9)")
 
 
 @in_loop
@@ -477,6 +535,13 @@ async def test_no_reply_without_a_record() -> None:
     assert await calling == "ab."
 
 
+@pytest.mark.parametrize("facts", [{"a": math.inf}, {"a": True}, {"": 1.0}, {"a\n": 1.0}, {"a": "1"}, {"a": 1e39}])
+def test_facts_that_cannot_be_recorded_are_refused(facts: dict[str, object]) -> None:
+    assert RewardBody.model_validate({"reward": 1, "facts": {"a": 1, "b": -0.5}}).facts == {"a": 1.0, "b": -0.5}
+    with pytest.raises(ValueError, match="facts"):
+        RewardBody.model_validate({"facts": facts})
+
+
 # -- the group
 
 
@@ -487,7 +552,7 @@ async def test_episodes_become_the_responses_of_a_group() -> None:
     await front.episodes.record(first, turn(0, [5, 6], context=[1, 2, 3]))
     await front.episodes.record(first, turn(0, [7], parent=0, context=[4], version=2))
     await front.episodes.record(second, turn(1, [8], context=[1, 2]))
-    await front.episodes.reward(first.key, 1.0)
+    await front.episodes.reward(first.key, 1.0, {"steps": 3.0})
     await front.episodes.reward(second.key, math.nan)
     group = front.delivered[0]
     rollout = rollout_of(group.request, list(group.episodes.values()), lambda many: [str(ids) for ids in many])
@@ -495,6 +560,7 @@ async def test_episodes_become_the_responses_of_a_group() -> None:
     assert rollout.rewards is not None
     assert rollout.rewards[0] == 1.0
     assert math.isnan(rollout.rewards[1])
+    assert [str(value) for value in rollout.facts["facts/steps"]] == ["3.0", "nan"]
     one, other = rollout.sequences
     assert (one.token_ids.tolist(), one.versions.tolist(), one.text) == ([5, 6, 7], [1, 1, 2], "[7]")
     assert one.turns is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bapo.core.errors import ConfigError
-from bapo.function_file import name_of
+from bapo.function_file import named
 from bapo.tasks.base import make_prompt
 from bapo.tasks.countdown import is_right
 from bapo.tasks.rewards import load_reward
@@ -49,7 +49,7 @@ def of_pattern(prompt, text):
 
 
 def test_a_function_takes_its_imports_helpers_and_constants_with_it(tmp_path: Path) -> None:
-    name, text = name_of(cell(HELPERS), tmp_path / "reward.py")
+    name, text = named(cell(HELPERS), tmp_path / "reward.py")
     assert name == f"{tmp_path}/reward.py:f"
     (tmp_path / "reward.py").write_text(text)
     reward = load_reward(name)
@@ -60,14 +60,47 @@ def test_a_function_takes_its_imports_helpers_and_constants_with_it(tmp_path: Pa
 
 
 def test_a_function_of_a_module_stays_where_it_is(tmp_path: Path) -> None:
-    assert name_of(is_right, tmp_path / "reward.py") == ("bapo.tasks.countdown:is_right", "")
+    assert named(is_right, tmp_path / "reward.py") == ("bapo.tasks.countdown:is_right", "")
 
 
 def test_functions_of_other_frameworks_are_known_by_their_arguments(tmp_path: Path) -> None:
     trl = cell("def f(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
-    assert name_of(trl, tmp_path / "r.py")[0] == f"trl:{tmp_path}/r.py:f"
+    assert named(trl, tmp_path / "r.py")[0] == f"trl:{tmp_path}/r.py:f"
     verl = cell("def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
-    assert name_of(verl, tmp_path / "r.py")[0] == f"verl:{tmp_path}/r.py:f"
+    assert named(verl, tmp_path / "r.py")[0] == f"verl:{tmp_path}/r.py:f"
+
+
+def test_functions_of_a_list_share_a_file_and_what_they_use(tmp_path: Path) -> None:
+    source = (
+        "import math\nLIMIT = 3\n"
+        "def size(text):\n    return len(text)\n"
+        "def f(prompt, text):\n    return float(size(text) < LIMIT)\n"
+        "def g(completions, **kwargs):\n    return [math.floor(size(one) / LIMIT) for one in completions]\n"
+    )
+    f = cell(source)
+    g = f.__globals__["g"]
+    tables = [f, {"function": g, "weight": 0.5}, "task", {"function": "m.py:h"}]
+    names, text = named(tables, tmp_path / "r.py")
+    assert names == [
+        f"{tmp_path}/r.py:f",
+        {"function": f"trl:{tmp_path}/r.py:g", "weight": 0.5},
+        "task",
+        {"function": "m.py:h"},
+    ]
+    assert [text.count(part) for part in ("LIMIT = 3", "import math", "def size", "def f", "def g")] == [1] * 5
+    (tmp_path / "r.py").write_text(text)
+    prompt = make_prompt("sums", "1+0=", {"answer": "1"})
+    assert list(load_reward(names[0])(prompt, ["aa", "aaa"])) == [1, 0]
+    assert list(load_reward(names[1]["function"])(prompt, ["aa", "aaa"])) == [0, 1]
+    assert named([f, f.__globals__["size"]], tmp_path / "r.py")[1].count("def size") == 1
+
+
+def test_two_things_of_one_name_in_one_file_are_refused(tmp_path: Path) -> None:
+    one = cell("LIMIT = 3\ndef f(prompt, text):\n    return float(len(text) < LIMIT)\n")
+    two = cell("LIMIT = [4]\ndef g(prompt, text):\n    return float(len(text) < LIMIT[0])\n", "g")
+    with pytest.raises(ConfigError) as refused:
+        named([one, two], tmp_path / "r.py")
+    assert "two functions use the name LIMIT for different things" in str(refused.value)
 
 
 def closure() -> Callable[..., Any]:
@@ -99,6 +132,6 @@ def test_what_has_no_source_of_its_own_is_refused_with_the_remedy(
     function: Callable[..., Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        name_of(function, tmp_path / "reward.py")
+        named(function, tmp_path / "reward.py")
     assert words in str(refused.value)
     assert 'reward="my_rewards.py:function"' in str(refused.value)

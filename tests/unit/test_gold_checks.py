@@ -52,10 +52,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "r.py").write_text(REWARDS)
 
     def grader(situation: Situation) -> HereGrader:
-        from bapo.tasks.rewards import load_reward
-
-        reward = load_reward(str(situation.config.task.reward))
-        return HereGrader(reward, situation.config.task.reward_range)
+        return HereGrader(situation.task, situation.config.task)
 
     monkeypatch.setattr(gold_checks, "_grader", grader)
     return tmp_path / "r.py"

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from bapo.config.tree import Config
 from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.rollout_client import WorkerStatus
+from bapo.transport.rollout_client import AgentsStatus, WorkerStatus
 from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.snapshot import Observer, Snapshot
@@ -267,6 +267,26 @@ def test_a_failed_grading_is_told_with_prompt_row_and_exception(tmp_path: Path) 
     run = RunDirectory.create(tmp_path / "run")
     run.update_run(counters=COUNTERS, last_failure=failure)
     assert dict(losses_of(run))["verifiers"].endswith(last)
+
+
+def test_a_group_whose_agents_failed_points_to_the_log_that_has_them() -> None:
+    counters = {"failed_groups:episode_ungraded": 2}
+    found = dict(losses(counters, [], "episode_ungraded: episode 0 failed 3 times; the last time: KeyError: 'value'"))
+    assert found["failed"].endswith("the last time: KeyError: 'value'; all: logs/rollout_server.log")
+
+
+def test_the_live_table_shows_the_episodes_of_agents_and_why_attempts_failed() -> None:
+    agents = AgentsStatus(base_url="http://here/v1", num_open=12, num_waiting=4, failed={"silent": 1, "ungraded": 2},
+                          last_failure="ungraded: [/b] KeyError: 'value'")  # fmt: skip
+    text = "\n".join(drawn(render(make_snapshot(agents=agents), 160), 160))
+    assert (
+        "12 episodes open, 4 waiting; failed attempts: 2 ungraded, 1 silent; the last: ungraded: [/b] KeyError" in text
+    )
+    waits = AgentsStatus(base_url="http://here/v1", num_open=0, num_waiting=4, failed={})
+    snapshot = make_snapshot(agents=waits, waits_for_agents="bapo agent outputs/mine -- PROGRAM")
+    text = "\n".join(drawn(render(snapshot, 160), 160))
+    assert "4 episodes wait for an agent: bapo agent outputs/mine -- PROGRAM (address http://here/v1)" in text
+    assert "4 episodes wait for an agent" in stall_reason(snapshot, [])
 
 
 def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:

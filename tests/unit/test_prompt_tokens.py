@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bapo.core.types import Prompt
-from bapo.tasks.base import MESSAGES, make_prompt
+from bapo.core.types import MESSAGES, Prompt
+from bapo.tasks.base import make_prompt
 from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids, round_trips_of
 from tests.support.tasks import maker
 from tests.support.tiny_model import write_tokenizer

@@ -15,7 +15,7 @@ from bapo.core.types import Prompt
 from bapo.tasks.answer_formats import written_answer
 from bapo.tasks.base import TaskContext, extract_of, make_prompt
 from bapo.tasks.dataset import DatasetTask
-from bapo.tasks.grading.process import grade
+from bapo.tasks.grading.answers import grade
 from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import Verifier, load_reward
 from tests.support.tasks import maker
@@ -32,7 +32,9 @@ def _load(tmp_path: Path, prefix: str, source: str) -> Verifier:
 def _dataset_prompt(tmp_path: Path, row: dict[str, Any], graded_by: str | None = None, **options: Any) -> Prompt:
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    return load_task("dataset", {"path": str(path), **options}, TaskContext(reward=graded_by)).prompts("train")[0]
+    return load_task(
+        "dataset", {"path": str(path), **options}, TaskContext(rewards=tuple(filter(None, [graded_by])))
+    ).prompts("train")[0]
 
 
 def test_trl_gets_each_column_once_per_completion_and_the_prompts(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_columns_that_are_no_json_values_are_left_out_unless_they_are_named(tmp_
     (tmp_path / "mine.py").write_text("def f(completions, **kw):\n    return kw\n")
     path = str(tmp_path / "train.parquet")
     pq.write_table(pa.Table.from_pylist([{"prompt": "x", "answer": "2", "picture": b"1", "level": 3}]), path)
-    task = load_task("dataset", {"path": path}, TaskContext(reward=f"trl:{tmp_path / 'mine.py'}:f"))
+    task = load_task("dataset", {"path": path}, TaskContext(rewards=(f"trl:{tmp_path / 'mine.py'}:f",)))
     assert set(task.prompts("train")[0].answer) == {"answer", "level", "_row"}
 
 

@@ -105,7 +105,7 @@ def test_an_answer_without_a_text_is_the_error_of_its_row(tmp_path: Path, answer
 
 def test_a_users_function_gets_the_list_as_it_is_and_a_gold_response_that_may_be_a_list(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "train", {"prompt": "q", "answer": []}, {"prompt": "r", "answer": [1, 2]})
-    prompts = load_task("dataset", {"path": path}, TaskContext(reward="mine.py:f")).prompts("train")
+    prompts = load_task("dataset", {"path": path}, TaskContext(rewards=("mine.py:f",))).prompts("train")
     assert [prompt.answer["answer"] for prompt in prompts] == [[], [1, 2]]
     assert [gold_text(answer) for answer in ([1, 2], ["a", "b"], [7], "x", 7, [])] == [
         "[1, 2]", "a", "7", "x", "7", "[]",
@@ -179,7 +179,7 @@ def test_a_test_of_the_reward_and_init_choose_as_a_run_does(tmp_path: Path) -> N
         {"prompt": "b?", "answer": "8", "solution": "long 8"},
     )
     trial = Trial()
-    (prompt,) = read_prompts(DatasetOptions(path=path), TaskContext(reward="mine.py:f"), 10, trial)
+    (prompt,) = read_prompts(DatasetOptions(path=path), TaskContext(rewards=("mine.py:f",)), 10, trial)
     assert (prompt.answer["answer"], trial.unreadable) == ("8", 1)
     assert trial.problems[0][0].endswith("row 1")
     assert inspect_data(path, None, None).answer_column is None

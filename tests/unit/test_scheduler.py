@@ -16,7 +16,7 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound
 from services.scheduler.loop import Scheduler
-from services.scheduler.plan import FreshPlan, due_round
+from services.scheduler.plan import FreshPlan, due_round, missed_rounds
 from tests.support.factories import make_hard, make_prompt
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(10)]
@@ -230,12 +230,54 @@ def test_a_restarted_scheduler_goes_on_at_the_cursor_of_the_buffer() -> None:
     assert [request.request_id for request in buffer.fresh] == ["fresh-00000014", "fresh-00000015"]
 
 
-def test_rounds_are_issued_again_when_the_learner_has_gone_back_to_a_checkpoint() -> None:
-    buffer = FakeBuffer()
-    buffer.steps = iter([8, 5, 8, 13])
-    scheduler = make_scheduler(make_config(), buffer)
-    scheduler.run()
-    assert buffer.issued == [8, 4, 8]
+@pytest.mark.parametrize(("is_restored", "issued"), [(False, [4, 8]), (True, [4, 8, 4, 8])])
+def test_a_learner_that_has_gone_back_gets_again_only_the_rounds_that_a_restore_has_undone(
+    is_restored: bool, issued: list[int]
+) -> None:
+    buffer = FakeBuffer(hard=[make_hard(prompt_id="p1")])
+
+    def steps() -> Iterator[int]:
+        yield from (4, 8)
+        buffer.hard = [(make_hard(prompt_id="p2"), make_prompt(prompt_id="p2"))]
+        if is_restored:
+            buffer.rounds.clear()
+        yield from (3, 4, 8, 13)
+
+    buffer.steps = steps()
+    make_scheduler(make_config(), buffer).run()
+    assert buffer.issued == issued
+    prompts = {request.prompt.prompt_id for requests in buffer.rounds.values() for request in requests}
+    assert prompts == {"p2" if is_restored else "p1"}
+
+
+@pytest.mark.parametrize(
+    ("issued", "due", "missed"),
+    [
+        ((), 4, []),
+        ((), 12, [4, 8]),
+        ((4,), 12, [8]),
+        ((4, 8), 12, []),
+        ((4, 12), 8, []),  # the learner has gone back to step 8, whose round was missed before
+        ((6,), 12, [8]),  # of a run with another m
+    ],
+)
+def test_missed_rounds_are_those_after_the_newest_one_that_was_issued(
+    issued: tuple[int, ...], due: int, missed: list[int]
+) -> None:
+    assert list(missed_rounds(due, issued, make_config())) == missed
+
+
+def test_rounds_that_the_learner_has_passed_are_reported_while_there_are_hard_prompts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_scheduler(make_config(), FakeBuffer()).poll(12)
+    assert not caplog.records
+    scheduler = make_scheduler(make_config(), FakeBuffer(hard=[make_hard()]))
+    for step in (8, 12):
+        scheduler.poll(step)
+    make_scheduler(make_config(), FakeBuffer(hard=[make_hard()])).poll(12)
+    found = [message.partition(":")[2].partition(":")[0] for message in caplog.messages]
+    assert found == [" no re-evaluation at step 4", " no re-evaluation at steps 4 to 8"]
 
 
 def test_a_round_that_the_buffer_has_lost_is_issued_again() -> None:

@@ -29,7 +29,7 @@ EPISODE = {
     "key": "k",
     "base_url": "http://a:1/v1",
     "lease_s": 60.0,
-    "prompt": {"text": "a+c", "messages": None, "answer": {"first": 0.25}},
+    "prompt": {"text": "a+c", "messages": [{"role": "user", "content": "a+c"}], "answer": {"first": 0.25}},
 }
 
 
@@ -100,7 +100,7 @@ def test_a_reward_is_reported_to_the_server_that_has_the_episode(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("run", "said"),
-    [(failing, "ConnectionError: no server"), (too_much, "1.5 is not in [0, 1]"), (slow, "TimeoutError")],
+    [(failing, "ConnectionError: no server"), (too_much, "1.5 is not in [0, 1]"), (slow, "agents.timeout_s = 0.05")],
 )
 def test_an_error_is_ungraded_and_never_0(run: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(monkeypatch)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.tasks.base import Task, TaskContext, extract_of
-from bapo.tasks.grading.process import verifier_of
+from bapo.tasks.grading.components import components_of
 from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import load_reward
 
@@ -40,7 +41,7 @@ class Options(TaskOptions):
 class Derived(Task):
     def __init__(self, options: Options, run: TaskContext):
         self.held_out_splits = ()
-        self.name, self.text = "derived", f"{options.word * options.times} {run.tokenizer} {run.reward}"
+        self.name, self.text = "derived", f"{options.word * options.times} {run.tokenizer} {run.rewards[0]}"
     def prompts(self, split): return [make_prompt("derived", self.text, {})]
     def reward(self, prompt, text): return float(text == "right")
 
@@ -125,7 +126,7 @@ def test_a_task_that_cannot_be_made_is_refused_with_a_reason(
 
 
 def test_a_task_gets_its_options_and_its_run_by_the_types_that_it_declares() -> None:
-    context = TaskContext(tokenizer="owner/model", reward="mine.py:f")
+    context = TaskContext(tokenizer="owner/model", rewards=("mine.py:f",))
     task = load_task("my_tasks:Derived", {"word": "ho", "times": 2}, context)
     (prompt,) = task.prompts("train")
     assert prompt.text == "hoho owner/model mine.py:f"
@@ -158,8 +159,9 @@ def test_an_object_with_the_members_of_a_task_keeps_all_of_them() -> None:
 def test_a_reward_of_ones_own_replaces_only_the_reward() -> None:
     task = load_task("countdown", {"num_train": 3})
     prompt = task.prompts("train")[0]
-    assert verifier_of(task, "my_tasks:half")(prompt, ["anything"]) == [0.5]
-    assert verifier_of(task, None)(prompt, [task.gold(prompt) or "", "anything"]) == [1.0, 0.0]
+    (own,), (half,) = components_of(task, TaskConfig()), components_of(task, TaskConfig(reward="my_tasks:half"))
+    assert half.verifier(prompt, ["anything"]) == [0.5]
+    assert own.verifier(prompt, [task.gold(prompt) or "", "anything"]) == [1.0, 0.0]
 
 
 def test_a_reward_that_does_not_take_prompt_and_text_is_refused() -> None:

@@ -16,6 +16,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.processes import Starter
 from services.launcher.supervision.child_process import Restarts
 from services.trackers.base import TrackedRun, load_tracker, refuse_unusable, tracker_names
+from services.trackers.mlflow import NO_NAME
 from services.trackers.sender import Sender, measured, numbers_of, send_run
 
 EVALUATION = {
@@ -172,6 +173,12 @@ def test_an_unknown_tracker_and_a_missing_package_are_named(tmp_path: Path, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
         load_tracker("wandb", tracked)
+
+
+def test_no_name_is_one_that_mlflow_refuses() -> None:
+    names = ["easy@0.3/accuracy", "test/reward_facts/exact/share (%)", "reward_parts/format-1.a"]
+    wanted = ["easy_0.3/accuracy", "test/reward_facts/exact/share ___", "reward_parts/format-1.a"]
+    assert [NO_NAME.sub("_", name) for name in names] == wanted
 
 
 @pytest.mark.parametrize(

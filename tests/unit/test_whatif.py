@@ -258,6 +258,8 @@ def test_the_command_explains_one_prompt_or_all_of_a_step(tmp_path: Path) -> Non
     assert one.output.startswith("prompt j was in batch 2 as X1: its fresh group had k = 3 of 8, informative: ")
     every = CliRunner().invoke(app, ["explain", run, "all", "2"])
     assert [line.split()[1] for line in every.output.splitlines()] == list("ghijkladbe")
+    latest = CliRunner().invoke(app, ["explain", run])
+    assert latest.output == CliRunner().invoke(app, ["explain", run, "all", "3"]).output
     as_json = json.loads(CliRunner().invoke(app, ["explain", run, "j", "2", "--json"]).output)
     assert (as_json["origin"], as_json["reasons"], as_json["tables_are_exact"]) == ("x1", ["informative"], True)
     error = CliRunner().invoke(app, ["explain", run, "j", "9"]).exception

@@ -1,8 +1,8 @@
 """Groups in a parquet file, one row each, for pandas and datasets: `bapo buffer export`.
 
 The columns have the names of `bapo.core.types.Group` and of the run's group records
-(`bapo.runtime.run_directory.layout`). Tokens and log-probs are lists of lists, response by response; `answer` is
-JSON. `places` says where the buffer had the group.
+(`bapo.runtime.run_directory.layout`). Tokens and log-probs are lists of lists, response by response; `answer` and
+`reward_details` are JSON. `places` says where the buffer had the group.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from bapo.core.reward_details import details_of
 from bapo.core.types import Group, Outcome
 from bapo.runtime.run_directory.files import ELSEWHERE, storing, to_disk
 
@@ -37,6 +38,7 @@ SCHEMA = pa.schema(
         ("label", pa.string()),
         ("worker_id", pa.string()),
         ("rewards", pa.list_(pa.float32())),
+        ("reward_details", pa.string()),
         ("outcomes", pa.list_(pa.string())),
         ("prompt_token_ids", pa.list_(pa.int32())),
         *((name, pa.list_(pa.list_(kind))) for name, kind in PER_RESPONSE.items()),
@@ -103,6 +105,7 @@ def _table(groups: Sequence[Group], places: Sequence[Sequence[str]]) -> pa.Table
         "label": [group.label for group in groups],
         "worker_id": [group.worker_id for group in groups],
         "rewards": [group.rewards for group in groups],
+        "reward_details": [_details_as_json(group) for group in groups],
         "outcomes": [[Outcome(value).name.lower() for value in group.outcomes] for group in groups],
         "prompt_token_ids": [group.prompt_token_ids for group in groups],
         "token_ids": _nested([(group.token_ids, group.lengths) for group in groups]),
@@ -119,6 +122,12 @@ def _table(groups: Sequence[Group], places: Sequence[Sequence[str]]) -> pa.Table
         "places": [list(found) for found in places],
     }
     return pa.table(columns, schema=SCHEMA)
+
+
+def _details_as_json(group: Group) -> str:
+    """[G] values of each, null where one is not known of a response."""
+    rows = [details_of(group.reward_details, row) for row in range(group.size)]
+    return json.dumps({name: [row.get(name) for row in rows] for name in group.reward_details})
 
 
 def _nested(columns: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> pa.ListArray:

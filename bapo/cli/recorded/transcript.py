@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.text import Text
 
+from bapo.core.reward_details import as_columns, shown_details
 from bapo.core.text import plain, plain_lines
 from bapo.core.types import GroupResult
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
@@ -58,6 +59,7 @@ def responses_as_maps(groups: Sequence[Sequence[TokenRow]]) -> list[Mapping[str,
     names = ("group_id", "row", "reward", "outcome", "advantage", "extracted", "engine_prompt", "text")
     return [
         {name: getattr(row, name) for name in names}
+        | as_columns(row.reward_details)
         | {"turns": [asdict(turn) | {"text": text} for turn, text in zip(row.turns, _texts(row), strict=False)]}
         for rows in groups
         for row in rows
@@ -69,7 +71,8 @@ def _texts(row: TokenRow) -> list[str]:
 
 
 def _headline(row: TokenRow) -> str:
-    parts = [f"reward {row.reward:.4g}"]
+    details = shown_details(as_columns(row.reward_details))
+    parts = [f"reward {row.reward:.4g}{f' ({details})' if details else ''}"]
     parts += [] if row.advantage is None else [f"advantage {row.advantage:.4g}"]
     parts += [] if row.extracted is None else [f"extracted {plain(row.extracted)}"]
     parts += [] if row.outcome == "graded" else [row.outcome]

@@ -244,8 +244,12 @@ ALL = "all"
 
 def explain(
     run: Run,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or a prefix; all: every prompt.")],
-    step: Annotated[int, typer.Argument(metavar="STEP", help="The learner step.", min=1)],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT_ID", help="Id of a prompt or a prefix; all: every prompt.")
+    ] = ALL,
+    step: Annotated[
+        int | None, typer.Argument(metavar="STEP", help="The learner step; default: the latest.", min=1)
+    ] = None,
     responses: Annotated[
         bool, typer.Option("--responses", help="Also print the recorded responses; of agents, turn by turn.")
     ] = False,
@@ -255,6 +259,7 @@ def explain(
 
     Examples:
 
+      bapo explain latest
       bapo explain outputs/demo-001 all 17
       bapo explain outputs/demo-001 PROMPT_ID 17
       bapo explain outputs/demo-001 PROMPT_ID 17 --responses
@@ -262,6 +267,7 @@ def explain(
     with progress(f"reading the records of {run}"):
         directory = open_run(run)
         recording = read_recording(directory)
+        step = step or recording.steps[-1].step
         recorded = recording.step(step)
         replayed = as_recorded(recording)
     asked_for = list(dict.fromkeys(result.prompt_id for result in recorded.results)) if prompt == ALL else []

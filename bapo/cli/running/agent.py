@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bapo.cli.arguments import Run, open_run, say
 from bapo.cli.running.runs import state_name
 from bapo.config.load import load_resolved
-from bapo.core.errors import BapoError, ConfigError, DeadlineError, GoneError, UnavailableError
+from bapo.core.errors import BapoError, ConfigError, ContractError, DeadlineError, GoneError, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.api_tokens import FixedToken, Role
 from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
+from bapo.tasks.base import columns_of
 from bapo.transport.endpoints import agents_url
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
 
-WAIT_S = 30.0
-"""Long poll for an episode."""
+WAIT_S = 2.0
+"""Long poll for an episode; after each the state of the run is looked at."""
+RETRY_S = 10.0
+"""How long a call is repeated while the address does not respond."""
 POLL_S = 0.5
 """How soon Ctrl-C ends a program."""
 BEATS_PER_LEASE = 3
 SHOWN = 400
 """Characters of a failed program's output."""
+UNGRADED, GONE = "ungraded", "gone"
+"""Ends of an episode without a reward."""
 
 
 def agent(
@@ -46,9 +54,10 @@ def agent(
     """Print the address that agents call, or run a program for each episode of a running run of agents.
 
     The program gets OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the prompt as JSON on
-    standard input, and its text in BAPO_PROMPT. The last line that it prints is the reward, 0 to 1; if it prints
-    nothing, the task's reward function grades the last reply. Any other exit code than 0, or any other last line, is
-    ungraded: the episode begins again.
+    standard input (`messages`, `text`, `answer`), and its last message in BAPO_PROMPT. The last line that it prints is
+    the reward, 0 to 1; if it prints nothing, the task's reward function grades the last reply. Any other exit code than
+    0, any other last line, more than agents.timeout_s seconds, or no call of the model is ungraded: the episode begins
+    again. Ends with the run, after --episodes, or at Ctrl-C; with exit code 1 if every episode was ungraded.
 
     Examples:
 
@@ -57,7 +66,7 @@ def agent(
       bapo agent outputs/mine --episodes 8 --parallel 8 -- node agent.js
     """
     directory = open_run(run)
-    url, token_file = _address(directory)
+    url, token_file, timeout_s = _address(directory)
     if not command:
         say(
             f"base_url  {url}/v1\n"
@@ -68,37 +77,72 @@ def agent(
         )
         return
     token = FixedToken(token_file.read_text().strip()) if token_file.exists() else None
-    ends = ProgramRunner(EpisodeClient(url, token=token), command).run(episodes, parallel)
+    runner = ProgramRunner(
+        EpisodeClient(url, token=token, retry_s=RETRY_S), command, timeout_s=timeout_s, is_over=lambda: _over(directory)
+    )
+    ends = runner.run(episodes, parallel)
     say(", ".join(f"{number} {word}" for word, number in sorted(ends.items())) or "no episode")
+    if ends and set(ends) <= {UNGRADED, GONE}:
+        raise typer.Exit(1)
 
 
-def _address(directory: RunDirectory) -> tuple[str, Path]:
-    """URL of the address, and the file of the token that opens episodes."""
+def _over(directory: RunDirectory) -> str:
+    """The state of a run that serves no agents any more; empty for one that does, or may."""
+    fields = directory.read_run()
+    if fields.get("status") is None or (state := state_name(directory, fields)) in UNDER_WAY:
+        return ""
+    return state
+
+
+def _address(directory: RunDirectory) -> tuple[str, Path, float]:
+    """URL of the address, the file of the token that opens episodes, and the longest seconds of an episode."""
     config = load_resolved(directory.config_path)
     if config.agents is None:
         raise ConfigError(f"run {directory.path} has no [agents]: its responses are not episodes (docs/agents.md)")
-    fields = directory.read_run()
-    if fields.get("status") is not None and (state := state_name(directory, fields)) not in UNDER_WAY:
+    if state := _over(directory):
         raise ConfigError(f"run {directory.path} serves no agents: it is {state}")
     try:
         url = config.agents.url or agents_url(config, directory, timeout_s=0.0)
     except DeadlineError as error:
         raise UnavailableError(f"run {directory.path} does not serve agents: is it running? {error}") from error
-    return url, set_of_run(directory.path).path_of(Role.AGENT)
+    return url, set_of_run(directory.path).path_of(Role.AGENT), config.agents.timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How a program ended."""
+
+    returncode: int | None
+    """None: it took too long."""
+    stdout: str = ""
+    stderr: str = ""
 
 
 class ProgramRunner:
     """Runs a program for episodes, several at a time."""
 
-    def __init__(self, service: EpisodeClient, command: list[str]) -> None:
-        self._service, self._command = service, command
+    def __init__(
+        self,
+        service: EpisodeClient,
+        command: list[str],
+        *,
+        timeout_s: float = math.inf,
+        is_over: Callable[[], str] = lambda: "",
+    ) -> None:
+        """
+        Args:
+            timeout_s: after which a program is stopped, and its episode is ungraded.
+            is_over: the state of a run that serves no agents any more, or "".
+        """
+        self._service, self._command, self._timeout_s, self._is_over = service, command, timeout_s, is_over
         self._ends: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._left: int | None = None
+        self._said = ""
 
     def run(self, num: int | None, parallel: int) -> Counter[str]:
-        """Until the given number of episodes have ended, or Ctrl-C. Returns: how they ended."""
+        """Until the given number of episodes have ended, the run ends, or Ctrl-C. Returns: how they ended."""
         self._left = num
         before = signal.signal(signal.SIGINT, lambda *_: self._stopping.set())
         try:
@@ -111,7 +155,7 @@ class ProgramRunner:
 
     def _lane(self) -> None:
         while not self._stopping.is_set() and self._takes():
-            episodes = self._service.open(1, wait_s=WAIT_S)
+            episodes = self._opened()
             if not episodes:
                 self._give_seat_back()
             for episode in episodes:
@@ -119,6 +163,29 @@ class ProgramRunner:
                 with self._lock:
                     self._ends[end] += 1
                 say(f"{plain(episode.episode_id)}: {plain(end)}")
+
+    def _opened(self) -> list[OpenedEpisode]:
+        """Empty if none waits, and after the end of the run, which stops all lanes."""
+        try:
+            found = self._service.open(1, wait_s=WAIT_S)
+        except UnavailableError as error:
+            found, words = [], plain(str(error))
+        else:
+            words = ""
+        if not found and (state := self._is_over()):
+            self._say_once(f"the run is {state}: it has no more episodes")
+            self._stopping.set()
+        elif words:
+            self._say_once(f"waiting for the address of the agents: {words}")
+        elif found:
+            self._said = ""
+        return found
+
+    def _say_once(self, words: str) -> None:
+        with self._lock:
+            if self._said != words:
+                self._said = words
+                say(words)
 
     def _takes(self) -> bool:
         with self._lock:
@@ -138,15 +205,26 @@ class ProgramRunner:
             if done is None:
                 self._service.give_back(episode.key, "stopped")
                 return "given back"
+            if done.returncode is None:
+                return self._ungraded(episode, f"it took longer than agents.timeout_s = {self._timeout_s:g}")
             if done.returncode != 0:
-                words = (done.stderr or done.stdout).strip()[-SHOWN:]
-                self._service.ungraded(episode.key, f"exit code {done.returncode}: {words}")
-                say(f"exit code {done.returncode}: {plain(words)}")
-                return "ungraded"
+                words = last_words(done.stderr) or last_words(done.stdout)
+                return self._ungraded(episode, f"exit code {done.returncode}: {words}")
             return self._report(episode, done.stdout.strip().rpartition("\n")[2].strip())
         except GoneError as error:
             say(f"{plain(episode.episode_id)}: {plain(str(error))}")
-            return "gone"
+            return GONE
+        except ContractError as error:  # no call of the model: the server has made it ungraded
+            say(f"{plain(episode.episode_id)}: {plain(str(error))}")
+            return UNGRADED
+        except UnavailableError as error:
+            say(f"{plain(episode.episode_id)}: its end was not reported, and its lease ends: {plain(str(error))}")
+            return GONE
+
+    def _ungraded(self, episode: OpenedEpisode, why: str) -> str:
+        say(f"{plain(episode.episode_id)}: {plain(why)}")
+        self._service.ungraded(episode.key, why)
+        return UNGRADED
 
     def _report(self, episode: OpenedEpisode, line: str) -> str:
         if not line:
@@ -154,52 +232,73 @@ class ProgramRunner:
             return "graded by the task"
         reward = _reward_of(line)
         if reward is None:
-            self._service.ungraded(episode.key, f"the last line is not a reward: {line[:SHOWN]}")
-            say(f"the last line is not a reward from 0 to 1: {plain(line[:SHOWN])}")
-            return "ungraded"
+            return self._ungraded(episode, f"the last line is not a reward from 0 to 1: {line[:SHOWN]}")
         self._service.reward(episode.key, reward)
         return f"reward {reward:g}"
 
-    def _finished(self, episode: OpenedEpisode) -> subprocess.CompletedProcess[str] | None:
+    def _finished(self, episode: OpenedEpisode) -> Done | None:
         """The program's end, with signs of life meanwhile; None if the user stopped it."""
+        process = self._started(episode)
+        given: str | None = json.dumps(input_of(episode))
+        began = time.monotonic()
+        beat_at = began + episode.lease_s / BEATS_PER_LEASE
+        while True:
+            try:
+                output, errors = process.communicate(given, timeout=POLL_S)
+                return Done(returncode=process.returncode, stdout=output, stderr=errors)
+            except subprocess.TimeoutExpired:
+                given = None
+            is_late = time.monotonic() - began > self._timeout_s
+            if is_late or self._stopping.is_set():
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return Done(returncode=None) if is_late else None
+            if time.monotonic() > beat_at:
+                beat_at = time.monotonic() + episode.lease_s / BEATS_PER_LEASE
+                self._beat(episode)
+
+    def _started(self, episode: OpenedEpisode) -> subprocess.Popen[str]:
+        """Raises: ConfigError."""
         origin = episode.base_url.removesuffix("/v1")
         own = {
             "OPENAI_BASE_URL": episode.base_url,
             "OPENAI_API_KEY": episode.key,
             "ANTHROPIC_BASE_URL": origin,
             "ANTHROPIC_API_KEY": episode.key,
-            "BAPO_PROMPT": episode.prompt.text,
+            "BAPO_PROMPT": str(episode.prompt.messages[-1]["content"]),
         }
-        prompt = {"text": episode.prompt.text, "answer": dict(episode.prompt.answer), "purpose": episode.purpose}
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 self._command, env=os.environ | own, text=True, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
             self._service.give_back(episode.key, "the program did not start")
             raise ConfigError(f"{self._command[0]} cannot be started: {error.strerror}") from error
-        given: str | None = json.dumps(prompt)
-        beat_at = time.monotonic() + episode.lease_s / BEATS_PER_LEASE
-        while True:
-            try:
-                output, errors = process.communicate(given, timeout=POLL_S)
-                return subprocess.CompletedProcess(self._command, process.returncode, output, errors)
-            except subprocess.TimeoutExpired:
-                given = None
-            if self._stopping.is_set():
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                return None
-            if time.monotonic() > beat_at:
-                beat_at = time.monotonic() + episode.lease_s / BEATS_PER_LEASE
-                self._beat(episode)
 
     def _beat(self, episode: OpenedEpisode) -> None:
         try:
             self._service.heartbeat(episode.key)
         except BapoError as error:
             say(f"{plain(episode.episode_id)}: {plain(str(error))}")
+
+
+def input_of(episode: OpenedEpisode) -> dict[str, Any]:
+    """What a program reads: the prompt as the model's tokenizer gets it, as the messages that a conversation begins
+    with, its columns, and what the episode is for."""
+    prompt = episode.prompt
+    return {
+        "text": prompt.text,
+        "messages": prompt.messages,
+        "answer": dict(columns_of(prompt)),
+        "purpose": episode.purpose,
+    }
+
+
+def last_words(output: str) -> str:
+    """The last line that says something, as of a traceback."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:SHOWN] if lines else ""
 
 
 def _reward_of(line: str) -> float | None:

@@ -29,6 +29,7 @@ STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 EXTERNAL_LIVE_S = 300.0
 """A run of separately started processes counts as running when its latest step is not older."""
 EXTERNAL = "its processes were started separately: docker compose ps, docker compose logs -f learner; or kubectl"
+ADDRESSES = {"agents_url": "agents", "buffer_url": "buffer", "dashboard_url": "page", "rollout_url": "workers"}
 COLORS = {"running": "green", "starting": "green", "stopped": "yellow", "crashed": "red"}
 
 
@@ -214,11 +215,13 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
         yield "held-out", f"{row['split']} {measure} {percent(row['accuracy'])} after step {row['step']}"
     if state.state in ("running", "starting"):
         for name, address in sorted((fields.get("addresses") or {}).items()):
-            yield {"dashboard_url": "page", "buffer_url": "buffer", "rollout_url": "workers"}.get(name, name), address
+            yield ADDRESSES.get(name, name), f"{address}/v1" if name == "agents_url" else address
         token = set_of_run(run.path).path_of(Role.OPERATOR)
         if config.security.tokens != "off" and token.exists():
             yield "token", f"{token} (the page asks for it; bapo view {run.path} needs none)"
         yield "processes", ", ".join(fields.get("processes") or {}) or "starting"
+    if state.state == "running" and config.agents is not None and config.agents.rollout is None:
+        yield "agents", f"run yours with bapo agent {run.path} -- PROGRAM"
     yield "next", EXTERNAL if fields.get("status") is None and metrics else _next(run, state)
 
 

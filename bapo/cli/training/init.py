@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import say, waiting
+from bapo.config.check import read_options
 from bapo.config.load import load_config
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, did_you_mean
@@ -167,11 +168,12 @@ def _reward_trouble(reward: str, data: str, found: Data) -> str:
 
     Raises: ConfigError when it cannot be loaded, or the data cannot be read.
     """
-    with waiting(f"loading {reward}"), closing(GraderPool(TaskConfig(reward=reward), num_children=1)) as graders:
+    task = read_options(TaskConfig, {"reward": reward}, ("task",))
+    with waiting(f"loading {reward}"), closing(GraderPool(task, num_children=1)) as graders:
         if not is_file(data):
             return ""  # not downloaded here
         options = {"path": data, "prompt_column": found.prompt_column, "answer_column": found.answer_column}
-        return try_first(graders, load_task(NAME, options, TaskContext(reward=reward)))[1]
+        return try_first(graders, load_task(NAME, options, TaskContext(rewards=task.reward_functions)))[1]
 
 
 def run_toml(

@@ -7,7 +7,7 @@ from typing import Any
 
 import bapo
 from bapo.config.load import dump_toml
-from bapo.config.tree import Config
+from bapo.config.tree import Config, TaskConfig
 from bapo.core.correctness import measure_of
 from bapo.core.statistics import change
 from bapo.core.text import with_interval
@@ -53,7 +53,7 @@ def model_card(
 {algorithm.group_size} responses, seed {run.seed}
 - base model: `{base}`
 - task: `{task.name}`{_data(task.options)}
-- reward: {f"`{task.reward}`" if task.reward else "that of the task"}
+- reward: {_reward(task)}
 
 ## Held-out results
 
@@ -82,6 +82,12 @@ def _metadata(config: Config, *, is_adapter: bool) -> str:
 
 def _data(options: Mapping[str, Any]) -> str:
     return f" with `{options['path']}`" if "path" in options else ""
+
+
+def _reward(task: TaskConfig) -> str:
+    if isinstance(task.reward, tuple):
+        return "weighted mean of " + ", ".join(f"`{one.function}` ({one.weight:g})" for one in task.reward)
+    return f"`{task.reward}`" if task.reward else "that of the task"
 
 
 def _public(config: Config) -> Config:

@@ -113,6 +113,14 @@ OFF_POLICYNESS = (
 
 BATCH = (
     Metric(
+        "bapo_learner_reward_part_ratio",
+        "gauge",
+        "Mean of each of several rewards (task.reward) over the fresh groups of the last step.",
+        "run/Difficulty",
+        HERE,
+        (Label("reward"),),
+    ),
+    Metric(
         "bapo_group_accuracy_groups",
         "gauge",
         "Groups of the last step, by correct responses (reward 1) of G.",

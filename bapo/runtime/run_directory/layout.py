@@ -344,6 +344,7 @@ def _table_of(step: int, results: Sequence[GroupResult]) -> Any:
         bytes: pyarrow.list_(pyarrow.uint8()),
         int: pyarrow.int32(),
         float: pyarrow.float32(),
+        Mapping: pyarrow.string(),  # as JSON: the package datasets reads no maps
     }
     columns = [pyarrow.array([step] * len(results), arrow[int])]
     for name, (kind, is_list) in _RESULT_COLUMNS.items():
@@ -351,14 +352,18 @@ def _table_of(step: int, results: Sequence[GroupResult]) -> Any:
         values = [getattr(result, name) for result in results]
         if kind is bytes:
             values = [list(value) for value in values]
+        if kind is Mapping:
+            values = [json.dumps(dict(value)) for value in values]
         columns.append(pyarrow.array(values, pyarrow.list_(plain) if is_list else plain))
     return pyarrow.table(columns, names=["step", *_RESULT_COLUMNS])
 
 
-def _column_kind(hint: Any) -> tuple[type, bool]:
+def _column_kind(hint: Any) -> tuple[Any, bool]:
     """(plain type, whether a column holds lists of it) of an annotation: `tuple[int, ...] | None` -> (int, True)."""
     if get_origin(hint) is Literal:
         return str, False
+    if get_origin(hint) is Mapping:
+        return Mapping, False
     if arguments := get_args(hint):
         kind, is_list = _column_kind(arguments[0])
         return kind, is_list or get_origin(hint) is tuple
@@ -370,9 +375,9 @@ _RESULT_COLUMNS = {name: _column_kind(hint) for name, hint in get_type_hints(Gro
 
 def _result_of(row: dict[str, Any], where: str) -> GroupResult:
     """Raises: RecordError."""
+    details = row.get("reward_details") or "{}"  # absent from older files
     try:
-        return result_from_map(
-            {"outcomes": (), **{name: value for name, value in row.items() if name in _RESULT_COLUMNS}}
-        )
-    except ContractError as error:
+        known = {name: value for name, value in row.items() if name in _RESULT_COLUMNS}
+        return result_from_map({"outcomes": (), **known, "reward_details": json.loads(details)})
+    except (ContractError, ValueError) as error:
         raise RecordError(f"{where}: {error}") from error

@@ -5,8 +5,8 @@
 
 In a step with a token record, text is split into pieces, one per token. Values of tokens that no pass computed
 (advantage 0 without KL and entropy) are null. A text-only row has one piece per turn, as graded, and no token values.
-The file can be read with pandas and datasets, and is used by the page of a run. Columns of episodes are in a file only
-if one of its rows needs them.
+The file can be read with pandas and datasets, and is used by the page of a run. Columns of episodes and
+`reward_details` (JSON) are in a file only if one of its rows needs them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -59,8 +59,9 @@ _COLUMNS = {
     "images": "list of string",
 }
 _OF_EPISODES = {"turns": "list of turn", "engine_prompt": "string"}
-_MAY_LACK = {"images", *_OF_EPISODES}
-"""Columns that a file of an older version, or of responses of one turn, does not have."""
+_OF_REWARDS = {"reward_details": "string"}
+_MAY_LACK = {"images", *_OF_EPISODES, *_OF_REWARDS}
+"""Columns that a file of an older version, of responses of one turn, or of rewards without details does not have."""
 _LIST = "list of "
 _LEFT_OUT = b"bapo.groups_left_out"
 
@@ -115,6 +116,8 @@ class TokenRow:
     """Of an episode; empty: one turn after the prompt."""
     engine_prompt: str | None = None
     """The prompt of an episode as the engine saw it, with special tokens; None: it is `prompt`."""
+    reward_details: Mapping[str, float] = field(default_factory=dict)
+    """Components of the reward and facts (`bapo.core.reward_details`)."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -152,7 +155,12 @@ class TokenFiles:
         import pyarrow.parquet  # imported late: takes 0.2 s
 
         path = self._file(step)
-        schema = _schema(left_out, of_episodes=any(map(_is_of_agent, chain(*groups))))
+        rows = list(chain(*groups))
+        more = {
+            **(_OF_EPISODES if any(map(_is_of_agent, rows)) else {}),
+            **(_OF_REWARDS if any(row.reward_details for row in rows) else {}),
+        }
+        schema = _schema(left_out, more)
         temporary = path.with_name(f".{path.name}.tmp")
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +198,7 @@ class TokenFiles:
         path = self._file(step)
         with _reading(path):
             stored = pyarrow.parquet.read_schema(path).names
-            known = [name for name in (*_COLUMNS, *_OF_EPISODES) if name not in PER_TOKEN]
+            known = [name for name in (*_COLUMNS, *_OF_EPISODES, *_OF_REWARDS) if name not in PER_TOKEN]
             columns = [name for name in known if name in stored or name not in _MAY_LACK]
             table = pyarrow.parquet.read_table(path, columns=[*columns, "pieces", "token_ids"])
             sizes = pyarrow.compute.list_value_length(table["token_ids"])
@@ -247,7 +255,7 @@ class TokenFiles:
         return self.path / f"step-{step:06d}.parquet"
 
 
-assert {field.name for field in fields(TokenRow)} == {*_COLUMNS, *_OF_EPISODES}
+assert {field.name for field in fields(TokenRow)} == {*_COLUMNS, *_OF_EPISODES, *_OF_REWARDS}
 
 
 @lru_cache(maxsize=1024)
@@ -292,7 +300,7 @@ def num_shown(row: TokenRow) -> int:
     return len(row.token_ids) + num_context([turn.context for turn in row.turns])
 
 
-def _schema(left_out: int, *, of_episodes: bool) -> Any:
+def _schema(left_out: int, more: Mapping[str, str]) -> Any:
     import pyarrow
 
     turn = pyarrow.struct([("parent", pyarrow.int32()), ("num_tokens", pyarrow.int32()), ("context", pyarrow.string())])
@@ -302,10 +310,8 @@ def _schema(left_out: int, *, of_episodes: bool) -> Any:
         plain = turn if of == "turn" else getattr(pyarrow, of)()
         return pyarrow.list_(plain) if name.startswith(_LIST) else plain
 
-    columns = _COLUMNS | _OF_EPISODES if of_episodes else _COLUMNS
-    return pyarrow.schema(
-        [(name, kind(type_)) for name, type_ in columns.items()], metadata={_LEFT_OUT: str(left_out).encode()}
-    )
+    columns = [(name, kind(type_)) for name, type_ in {**_COLUMNS, **more}.items()]
+    return pyarrow.schema(columns, metadata={_LEFT_OUT: str(left_out).encode()})
 
 
 def _table(rows: Sequence[TokenRow], schema: Any) -> Any:
@@ -313,6 +319,8 @@ def _table(rows: Sequence[TokenRow], schema: Any) -> Any:
 
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in schema.names}
     columns["answer"] = [json.dumps(dict(row.answer)) for row in rows]
+    if "reward_details" in columns:
+        columns["reward_details"] = [json.dumps(dict(row.reward_details)) for row in rows]
     if "turns" in columns:
         columns["turns"] = [[asdict(turn) for turn in row.turns] for row in rows]
     return pyarrow.table(columns, schema=schema)
@@ -322,6 +330,7 @@ def _row(fields_: dict[str, Any]) -> TokenRow:
     lists = {
         "images": tuple(fields_.get("images") or ()),  # absent from older files
         "turns": tuple(TurnText(**turn) for turn in fields_.get("turns") or ()),
+        "reward_details": json.loads(fields_.get("reward_details") or "{}"),
     }
     return TokenRow(**{**fields_, **lists, "answer": json.loads(fields_["answer"])})
 

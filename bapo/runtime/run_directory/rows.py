@@ -73,6 +73,7 @@ MetricsRow = msgspec.defstruct(
         *_optional("episode_turns_mean episode_context_tokens_mean", Number),
         *_optional("episode_forked_share", Share),
         *_optional("episode_calls_mean", dict[str, Number]),
+        *_optional("reward_parts reward_facts", dict[str, Number]),
         ("divergences", GenericAlias(list, Cell), ()),
         ("bounds", GenericAlias(list, Bound), ()),
         ("warning", str | None, None),
@@ -106,6 +107,8 @@ class EvaluationRow(msgspec.Struct):
     num_dropped: Count | None = None
     mean_tokens: Number | None = None
     truncated_share: Share | None = None
+    reward_parts: dict[str, Number] | None = None
+    reward_facts: dict[str, Number] | None = None
     rewards: dict[str, Annotated[list[Share], Meta(min_length=1)]] | None = None
 
 

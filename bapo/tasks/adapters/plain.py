@@ -4,7 +4,7 @@
     @bapo.reward
     def f(completion, answer, **row) -> float             columns of the row by name; may be async
 
-None: the response cannot be graded.
+None: the response cannot be graded. A function may also return (reward, facts): names and numbers that are recorded.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bapo import TAKES_COLUMNS
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.core.user_code import load_function
-from bapo.tasks.base import columns_of
+from bapo.tasks.base import Graded, columns_of
 from bapo.tasks.user_functions import call_with, settled
 
 PARAMETERS_OF = {"completions": "TRL", "solution_str": "verl", "data_source": "verl"}
 """Names that only functions of other frameworks have."""
 
 
-def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:
+def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[Graded]]:
     """Wrap the function; called once per response. Raises: ConfigError."""
     function = load_function(name, key="reward")
     takes_columns = getattr(function, TAKES_COLUMNS, False)

@@ -20,15 +20,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
 import msgpack
 import numpy as np
 import psutil
 
+from bapo.config.rewards import OWN
 from bapo.config.tree import TaskConfig
 from bapo.core.errors import ConfigError, GradingError
 from bapo.core.json_values import to_map
@@ -86,6 +87,8 @@ class Grades:
 
     rewards: Float32s
     """[G] in [0, 1]."""
+    details: Mapping[str, Float32s] = field(default_factory=dict)
+    """[G] each (`bapo.core.reward_details`)."""
     num_busy: int = 0
     """Responses that count as incorrect because their own text kept the verifier busy (`bapo.tasks.guard`)."""
 
@@ -117,7 +120,7 @@ class GraderPool:
         answer = self._asked(prompt, texts)
         for text in answer["busy"]:
             log.warning("%s", self._told(f"was kept busy by the response {text}, which counts as incorrect,", prompt))
-        return Grades(rewards=np.asarray(answer["rewards"], np.float32), num_busy=len(answer["busy"]))
+        return grades_of(answer)
 
     def expert(self, prompt: Prompt) -> str | None:
         """The task's expert solution, if it has one. Raises: as `grade`."""
@@ -136,15 +139,21 @@ class GraderPool:
             raise
         finally:
             self._idle.put(child)
+        by = answer.get("by")
         if "failed" in answer:
-            raise VerifierRaisedError(self._told(answer["failed"], prompt))
+            raise VerifierRaisedError(self._told(answer["failed"], prompt, by))
         if "ungraded" in answer:
-            raise UngradedError(self._told(answer["ungraded"], prompt))
+            raise UngradedError(self._told(answer["ungraded"], prompt, by))
         return answer
 
-    def _told(self, what: object, prompt: Prompt) -> str:
-        name = self._task.reward or self._task.options.get("reward")
-        verifier = f"the reward {name!r}" if name else f"the verifier of task {prompt.task!r}"
+    def _told(self, what: object, prompt: Prompt, by: str | None = None) -> str:
+        """`by`: the one of several rewards."""
+        functions = [by] if by else list(self._task.reward_functions) or [OWN]
+        own = self._task.options.get("reward")
+        names = [repr(own) if name == OWN and own else name if name == OWN else repr(name) for name in functions]
+        verifier = f"the grading by {' and '.join(names)}" if len(names) > 1 else f"the reward {names[0]}"
+        if names == [OWN]:
+            verifier = f"the verifier of task {prompt.task!r}"
         return f"{verifier} {what}{prompt_words(prompt)}"
 
     def close(self) -> None:
@@ -185,13 +194,7 @@ class _Child:
         os.set_blocking(self._to.fileno(), False)
         self._ready = False
         self._most_memory_mb = task.grading_memory_mb
-        start = {
-            "task": task.name,
-            "options": task.options,
-            "reward": task.reward,
-            "range": task.reward_range,
-            "timeout_s": task.grading_timeout_s,
-        }
+        start = task.model_dump()
         self._within(START_TIMEOUT_S, STARTING, lambda deadline: self._write(_packed(start), deadline))
 
     def wait_ready(self) -> None:
@@ -269,6 +272,13 @@ class _Child:
         except subprocess.TimeoutExpired:
             # A verifier may close what it does not own, and leave threads that Python waits for at its end.
             return VerifierKilledError(f"closed the pipe to its worker {what} and was killed")
+
+
+def grades_of(answer: Mapping[str, Any]) -> Grades:
+    """The grades in a process's answer."""
+    details = {name: np.asarray(values, np.float32) for name, values in answer["details"].items()}
+    rewards = np.asarray(answer["rewards"], np.float32)
+    return Grades(rewards=rewards, details=details, num_busy=len(answer.get("busy", ())))
 
 
 def prompt_words(prompt: Prompt) -> str:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Protocol
 
 from bapo.core.errors import ConfigError, GradingError
+from bapo.core.reward_details import Means, as_columns, details_of, shown_details
 from bapo.core.types import SAME_REWARD, Prompt
 from bapo.tasks.base import ROW, Task, TaskContext
 from bapo.tasks.data_files import read_rows
@@ -55,6 +56,10 @@ class Trial:
     """Where the row stands whose gold answer took longest."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(row, what is wrong with it) for each row that is not right."""
+    gold_details: list[Means] = field(default_factory=list)
+    """Components and facts of each gold answer that was graded."""
+    others_details: list[Means] = field(default_factory=list)
+    """Of each answer of another row."""
     others_troubles: dict[str, int] = field(default_factory=dict)
     """Answers of other rows that got no reward, by the reason of the failed grading."""
 
@@ -96,7 +101,7 @@ def try_reward(
     for done, (prompt, other) in enumerate(zip(prompts, _others(prompts), strict=True), start=1):
         gold, where = gold_of(prompt), str(prompt.answer[ROW])
         began = time.monotonic()
-        result, problem = try_response(graders, prompt, gold, copies=copies)
+        result, problem = try_response(graders, prompt, gold, copies=copies, details=trial.gold_details)
         took_s = (time.monotonic() - began) / copies
         trial.results[result] = trial.results.get(result, 0) + 1
         trial.total_s += took_s
@@ -107,7 +112,7 @@ def try_reward(
         if other is not None and result in (RIGHT, PARTLY, WRONG):
             trial.others_tried += 1
             gold = gold_of(other)
-            result, problem = try_response(graders, prompt, gold, copies=copies)
+            result, problem = try_response(graders, prompt, gold, copies=copies, details=trial.others_details)
             trial.others_right += result == RIGHT
             trial.others_partly += result == PARTLY
             if result not in (RIGHT, PARTLY, WRONG):
@@ -133,8 +138,14 @@ def try_first(graders: GraderPool, task: Task) -> tuple[bool, str]:
     return failed, f"{where} ({(gold or '')[:MAX_SHOWN]!r}): {problem}{advice}"
 
 
-def try_response(graders: Grader, prompt: Prompt, text: str, *, copies: int) -> tuple[str, str]:
-    """(result, what is wrong) of a gold answer; rows with the same trouble have the same words."""
+def try_response(
+    graders: Grader, prompt: Prompt, text: str, *, copies: int, details: list[Means] | None = None
+) -> tuple[str, str]:
+    """(result, what is wrong) of a gold answer; rows with the same trouble have the same words.
+
+    Args:
+        details: gets the components and facts.
+    """
     try:
         grades = graders.grade(prompt, [text] * copies)
     except GradingError as error:
@@ -142,10 +153,14 @@ def try_response(graders: Grader, prompt: Prompt, text: str, *, copies: int) -> 
         return str(getattr(error, "reason", "grading")), what.replace(prompt_words(prompt), "")
     if grades.num_busy:
         return BUSY, "the gold answer keeps the verifier busy"
-    reward = float(grades.rewards[0])
+    reward, found = float(grades.rewards[0]), details_of(grades.details, 0)
+    if details is not None:
+        details.append(found)
     if reward >= 1 - SAME_REWARD:
         return RIGHT, ""
-    return WRONG if reward <= SAME_REWARD else PARTLY, f"the reward of the gold answer is {reward:g}"
+    parts = shown_details({"reward_parts": as_columns(found).get("reward_parts")})
+    shown = f"the reward of the gold answer is {reward:g}{f' ({parts})' if parts else ''}"
+    return WRONG if reward <= SAME_REWARD else PARTLY, shown
 
 
 def _others(prompts: Sequence[Prompt]) -> list[Prompt | None]:

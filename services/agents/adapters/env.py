@@ -12,7 +12,7 @@ from bapo.config.agents import AgentsConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.core.user_code import load_function
-from services.agents.conversation import Conversation, Message, opening_of
+from services.agents.conversation import Conversation, Message
 from services.agents.outcome import GRADE, OpenAIClient, Outcome, Rollout
 from services.agents.threads import called
 
@@ -41,7 +41,7 @@ def make_rollout(name: str, settings: AgentsConfig) -> Rollout:
 async def _run(environment: Any, client: OpenAIClient, prompt: Prompt, settings: AgentsConfig) -> Outcome:
     opening = _messages(await called(environment.reset, prompt), "reset")
     tools = list(getattr(environment, "tools", None) or ())
-    conversation = Conversation(client=client, settings=settings, messages=opening or opening_of(prompt), tools=tools)
+    conversation = Conversation(client=client, settings=settings, messages=opening or prompt.messages, tools=tools)
     rewards: list[float] = []
     while (message := await conversation.reply()) is not None:
         step = await called(environment.step, message if tools else message.get("content") or "")

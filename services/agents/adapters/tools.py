@@ -18,7 +18,7 @@ from bapo.config.agents import AgentsConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.core.user_code import load_object
-from services.agents.conversation import Conversation, opening_of
+from services.agents.conversation import Conversation
 from services.agents.outcome import GRADE, Grade, OpenAIClient, Rollout
 from services.agents.tool_box import ToolBox, run_tools, schemas_of
 
@@ -35,7 +35,7 @@ def make_rollout(name: str, settings: AgentsConfig) -> Rollout:
     box = ToolBox(tools, checks_types=True, show=_shown)
 
     async def rollout(client: OpenAIClient, prompt: Prompt) -> Grade:
-        conversation = Conversation(client=client, settings=settings, messages=opening_of(prompt), tools=schemas)
+        conversation = Conversation(client=client, settings=settings, messages=prompt.messages, tools=schemas)
         await run_tools(conversation, box)
         return GRADE
 

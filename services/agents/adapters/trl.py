@@ -21,7 +21,7 @@ from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.core.user_code import load_object
 from bapo.tasks.base import columns_of
-from services.agents.conversation import Conversation, Message, opening_of
+from services.agents.conversation import Conversation, Message
 from services.agents.outcome import GRADE, OpenAIClient, Outcome, Rollout
 from services.agents.threads import called
 from services.agents.tool_box import ToolBox, run_tools, schemas_of
@@ -41,7 +41,7 @@ def make_rollout(name: str, settings: AgentsConfig) -> Rollout:
     pools = {kind: _Pool(factory, f"{KEY} {name!r}") for kind, factory in factories.items()}
 
     async def rollout(client: OpenAIClient, prompt: Prompt) -> Outcome:
-        messages = opening_of(prompt)
+        messages = prompt.messages
         columns = {"prompt": messages, **columns_of(prompt)}
         kind = columns.pop(ENVIRONMENT, None) if is_many else None
         if kind not in pools:

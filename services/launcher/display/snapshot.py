@@ -24,7 +24,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, last_step, pace_s
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient, BufferStatus
-from bapo.transport.rollout_client import RolloutClient, WorkerStatus
+from bapo.transport.rollout_client import AgentsStatus, FleetStatus, RolloutClient, WorkerStatus
 from services.launcher.supervision.children import ProcessLine
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ class Snapshot:
     is_denied: bool = False
     """Whether it rejected the token."""
     workers: Sequence[WorkerStatus] = ()
+    agents: AgentsStatus | None = None
+    waits_for_agents: str = ""
+    """The command that runs agents, in a run whose agents are all outside."""
     counters: Mapping[str, int] = field(default_factory=dict)
     """Event counters of the buffer, such as `failed_groups:verifier_timeout`."""
 
@@ -102,7 +105,7 @@ class Observer:
         self._status: BufferStatus | None = None
         self._error: BapoError | None = None
         """Error of the last call of the buffer service."""
-        self._workers: Sequence[WorkerStatus] = ()
+        self._fleet_status = FleetStatus(workers=[])
         self._counters: Mapping[str, int] = run.read_run().get("counters") or {}
         self._metrics = _Rows(run.path / "metrics.jsonl", MetricsRow)
         self._evaluations = _Rows(run.path / "evaluations.jsonl", EvaluationRow)
@@ -129,7 +132,7 @@ class Observer:
             self._status, self._error = _ask(self._buffer.status if self._buffer else None, self._status)
             if self._error is None:
                 self._counters, _ = _ask(self._admin.counters if self._admin else None, self._counters)
-            self._workers, _ = _ask(self._fleet.workers if self._fleet else None, self._workers)
+            self._fleet_status, _ = _ask(self._fleet.status if self._fleet else None, self._fleet_status)
         return Snapshot(
             name=self._run.name,
             method=self._config.method,
@@ -144,7 +147,9 @@ class Observer:
             status=self._status,
             silence=self._silence,
             is_denied=isinstance(self._error, AccessError),
-            workers=self._workers,
+            workers=self._fleet_status.workers,
+            agents=self._fleet_status.agents,
+            waits_for_agents=agent_command(self._config, self._run),
             counters=self._counters,
         )
 
@@ -160,6 +165,12 @@ class Observer:
         except BapoError as error:
             return str(error.__cause__ or error)
         return self._silence
+
+
+def agent_command(config: Config, run: RunDirectory) -> str:
+    """What to type for agents of a run whose processes run none; empty for any other run."""
+    settings = config.agents
+    return f"bapo agent {run.path} -- PROGRAM" if settings is not None and settings.rollout is None else ""
 
 
 class _Rows:

@@ -13,6 +13,7 @@ from rich.text import Text
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
+from bapo.core.reward_details import shown_details
 from bapo.core.statistics import change
 from bapo.core.text import count, duration, percent, with_interval
 from bapo.runtime.run_directory.best import best_first, measured
@@ -32,6 +33,9 @@ VERIFIER_REASONS = {
     error.reason
     for error in (UngradedError, VerifierKilledError, VerifierMemoryError, VerifierRaisedError, VerifierTimeoutError)
 }
+
+EPISODE = "episode_"
+"""Begins the reasons of groups whose agents failed."""
 
 
 def losses(
@@ -82,6 +86,12 @@ def episodes(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"each {', '.join(parts)} in the mean of step {row['step']}{rest}"
 
 
+def rewards(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Components of the reward and facts of the newest step; empty for a run without."""
+    row: Mapping[str, Any] = metrics[-1] if metrics else {}
+    return f"{shown} in step {row['step']}" if (shown := shown_details(row)) else ""
+
+
 def distillation(metrics: Sequence[Mapping[str, Any]]) -> str:
     """How far the policy is from its teacher, in the first and the newest step; empty for a run without one."""
     rows = [row for row in metrics if row.get("teacher_kl") is not None]
@@ -92,6 +102,13 @@ def distillation(metrics: Sequence[Mapping[str, Any]]) -> str:
         f"reverse KL {first['teacher_kl']:.4f} -> {newest['teacher_kl']:.4f} nats per token (steps {first['step']} to "
         f"{newest['step']})"
     )
+
+
+def told(metrics: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(what, sentence) of what only some runs have: several rewards, episodes, a teacher."""
+    for what, tell in (("rewards", rewards), ("episodes", episodes), ("teacher", distillation)):
+        if sentence := tell(metrics):
+            yield what, sentence
 
 
 LATEST = 20
@@ -129,7 +146,10 @@ def untrained(rows: Sequence[Mapping[str, Any]]) -> str:
 def _last(failure: str, lost: Counter[str]) -> str:
     """The newest failure of this kind, and where the others are."""
     reason, _, detail = failure.partition(": ")
-    return f"; the last: {detail}; all: logs/worker-*.log" if detail and reason in lost else ""
+    if not detail or reason not in lost:
+        return ""
+    logs = "logs/rollout_server.log" if reason.startswith(EPISODE) else "logs/worker-*.log"
+    return f"; the last: {detail}; all: {logs}"
 
 
 def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
@@ -156,9 +176,11 @@ def summary(run: RunDirectory, config: Config) -> RenderableType:
         table.add_row("ended", f"after step {metrics[-1]['step']} of {config.run.num_steps}: {reason}")
     if best := _best(run, evaluations, config):
         table.add_row("best", best)
-    for what, sentence in (("episodes", episodes(metrics)), ("teacher", distillation(metrics))):
-        if sentence:
-            table.add_row(what, sentence)
+    for what, sentence in told(metrics):
+        table.add_row(what, Text(sentence))
+    for split, row in {row["split"]: row for row in evaluations}.items():
+        if sentence := shown_details(row):
+            table.add_row(f"rewards, {split}", Text(sentence))
     for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("page", f"bapo view {run.path} (needs no token)")

@@ -6,6 +6,7 @@ what the optimizer did and how certain the held-out change is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,9 @@ from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.statistics import shared_means
 from bapo.core.text import ORIGIN_COLORS, ORIGINS, count, duration, num_groups, percent, staleness
 from bapo.runtime.run_directory.shortfall import NEARLY_EMPTY
+from bapo.transport.rollout_client import AgentsStatus
 from services.launcher.display.snapshot import Snapshot
-from services.launcher.display.summary import change_text, distillation, episodes, losses
+from services.launcher.display.summary import change_text, losses, told
 from services.launcher.supervision.children import ProcessLine
 from services.stalls import blocked_on
 
@@ -51,7 +53,7 @@ def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
     if snapshot.processes and (starting or not snapshot.metrics):
         parts.append(_processes(snapshot.processes))
     if snapshot.metrics:
-        num_other = OTHER_ROWS + len(lost) + bool(episodes(snapshot.metrics)) + bool(distillation(snapshot.metrics))
+        num_other = OTHER_ROWS + len(lost) + len([*told(snapshot.metrics)])
         parts.append(_steps(snapshot, width, max(3, min(NUM_ROWS, height - num_other))))
     parts.extend(_facts(snapshot, width, lost))
     return Group(*parts)
@@ -153,9 +155,10 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     if snapshot.status is not None:
         # Text, because a failure message may contain brackets, which are not markup.
         table.add_row("now", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
-    for what, sentence in (("episodes", episodes(snapshot.metrics)), ("teacher", distillation(snapshot.metrics))):
-        if sentence:
-            table.add_row(what, Text(sentence))
+    for what, sentence in told(snapshot.metrics):
+        table.add_row(what, Text(sentence))
+    if snapshot.agents is not None:
+        table.add_row("agents", Text(agents_sentence(snapshot.agents, snapshot.waits_for_agents)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):
@@ -164,6 +167,21 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
         table.add_row("workers", packed(_workers(snapshot), width - LABEL_CHARS))
     if table.rows:
         yield Padding(table, (1, 0, 0, 0))
+
+
+def agents_sentence(agents: AgentsStatus, command: str = "") -> str:
+    """How many episodes agents have, and how many attempts have failed and why.
+
+    Args:
+        command: what to type where episodes wait and no agent has come.
+    """
+    sentence = f"{agents.num_open} episodes open, {agents.num_waiting} waiting"
+    if command and agents.num_waiting and not agents.num_open:
+        sentence = f"{agents.num_waiting} episodes wait for an agent: {command} (address {agents.base_url})"
+    if not agents.failed:
+        return sentence
+    reasons = ", ".join(f"{number} {reason}" for reason, number in Counter(agents.failed).most_common())
+    return f"{sentence}; failed attempts: {reasons}; the last: {agents.last_failure}"
 
 
 def packed(parts: Iterable[str], width: int) -> Text:

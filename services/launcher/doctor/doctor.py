@@ -17,9 +17,9 @@ from rich.text import Text
 
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
+from bapo.core.types import MESSAGES
 from bapo.runtime.machine import vllm_build
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.tasks.base import MESSAGES
 from bapo.tasks.prompt_tokens import ended_prompts, round_trips_of
 from services.launcher.doctor import checks
 from services.launcher.doctor.check_list import run_list

@@ -102,6 +102,9 @@ def processes(config: Config, *, with_learner: bool) -> Iterator[str]:
         yield f"{DASHBOARD} (web page)"
     workers = config.rollout.num_workers
     yield f"{ROLLOUT_SERVER} ({workers} {config.rollout.engine} worker{'s' if workers > 1 else ''})"
+    if config.agents is not None and config.agents.rollout is not None:
+        num = config.agents.num_processes
+        yield "agents" + (f" ({num} processes)" if num > 1 else "")
     if with_learner:
         yield LEARNER + (f" ({config.learner.num_ranks} ranks)" if config.learner.num_ranks > 1 else "")
     yield SCHEDULER

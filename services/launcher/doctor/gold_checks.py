@@ -75,7 +75,7 @@ def _grader(situation: Situation) -> Any:
     """What grades in the run: a process that can be killed, unless the task's own verifier needs none."""
     settings = situation.config.task
     if ":" not in settings.name and not _has_own_reward(situation) and situation.task.is_fast:
-        return HereGrader(situation.task.rewards, settings.reward_range)
+        return HereGrader(situation.task, settings)
     return GraderPool(settings, num_children=1)
 
 

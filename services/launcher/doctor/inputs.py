@@ -111,7 +111,8 @@ def _files(situation: Situation, run: RunDirectory) -> Iterator[tuple[str, Path]
     task, model = config.task, Path(config.model.path)
     yield "config", run.config_path
     yield from dict.fromkeys(("data", path) for path in _named_files(task.options))
-    names = [name for name in (task.reward, task.options.get("reward"), task.name) if name and ":" in name]
+    graders = (*task.reward_functions, task.options.get("reward"), task.name)
+    names = [name for name in graders if name and ":" in name]
     yield from dict.fromkeys(("reward", path) for name in names for path in _code_files(name))
     parts = [config.algorithm.composer, config.algorithm.selector, config.loss.name]
     yield from dict.fromkeys(("method", path) for name in parts if ":" in name for path in _code_files(name))

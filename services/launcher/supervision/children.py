@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from bapo.runtime.process import Interrupts
-from bapo.transport.endpoints import BUFFER
+from bapo.transport.endpoints import AGENTS, BUFFER
 from services.launcher.supervision.child_process import Child, ProcessSpec, adopt_orphans, end, kill_descendants
 from services.launcher.supervision.supervisor import Supervisor
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 REDIS = "redis"
 # Less than ten seconds in total, e.g. the grace period of `docker stop`.
-GRACE_S = {"others": 4.5, BUFFER: 1.5, REDIS: 1.5}
+GRACE_S = {AGENTS: 2.0, "others": 4.5, BUFFER: 1.5, REDIS: 1.5}
 MEMORY_EVERY_S = 5.0
 
 
@@ -97,8 +97,9 @@ class Children:
         }
 
     def close(self) -> None:
-        """Stop everything: clients of the buffer, then the buffer, then Redis, then remaining descendants."""
-        for stage in ("others", BUFFER, REDIS):
+        """Stop everything: agents, which give their episodes back, then clients of the buffer, then the buffer, then
+        Redis, then remaining descendants."""
+        for stage in GRACE_S:
             members = [child for child in self._children if _stage(child) == stage]
             end(members, grace_s=GRACE_S[stage], is_hurried=lambda: self._interrupts.hurried)
         left = kill_descendants()
@@ -120,7 +121,8 @@ def is_ready(child: Child) -> Callable[[], bool]:
 
 
 def _stage(child: Child) -> str:
-    return child.name if child.name in (BUFFER, REDIS) else "others"
+    name = child.name.partition("-")[0]
+    return name if name in GRACE_S else "others"
 
 
 def _state(child: Child) -> str:

@@ -34,7 +34,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     NODE: {"NodeDiedError": "the rollout server ends by an accident when its node has died"},
 }
 """Victim -> what a line may say of a fault that befell it -> why. Nothing else may be an error, whatever was killed."""
-_DEATH = re.compile(r"^(\w[\w-]*) ended with (signal SIGKILL|exit code [01]); it restarts", re.MULTILINE)
+_DEATH = re.compile(r"^(\w[\w-]*) failed with (signal SIGKILL|exit code [01]); restarting", re.MULTILINE)
 BELOW = {GUARD: ROLLOUT_SERVER, NODE: ROLLOUT_SERVER}
 """Victim -> the child of the launcher that ends with it."""
 
@@ -93,7 +93,7 @@ def workers_that_died(log: str, faults: Sequence[Fault]) -> list[str]:
     Whoever kills the node kills its workers. A grader is replaced by its worker, if that has begun. A worker to
     which the buffer says that its disk is full ends with that.
     """
-    died = re.findall(r"WARNING rollout_server\.place: (\S+ died: .*)", log)
+    died = re.findall(r"WARNING rollout_server\.fleet\.fleet: (\S+ died: .*)", log)
     if any(fault.whom == DISK for fault in faults):
         died = [sentence for sentence in died if "died: StorageError" not in sentence]
     killed = sum(whom in (ACTOR, NODE, GRADER) for whom in killed_by(faults))

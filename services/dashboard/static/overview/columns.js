@@ -75,7 +75,7 @@ export function measuredAt(held, step) {
   return held.map((split) => {
     let index = 0;
     while (index + 1 < split.step.length && split.step[index + 1] <= step) index += 1;
-    return { split: split.split, measure: split.measure, index, step: split.step[index], accuracy: split.accuracy[index], low: split.low[index], high: split.high[index], change: split.change[index], num_prompts: split.num_prompts[index], matrix: split.matrices[index], num_samples: split.num_samples };
+    return { split: split.split, measure: split.measure, index, step: split.step[index], accuracy: split.accuracy[index], low: split.low[index], high: split.high[index], change: split.change[index], num_prompts: split.num_prompts[index], matrix: split.matrices[index], num_samples: split.num_samples, reward_parts: split.reward_parts?.[index], reward_facts: split.reward_facts?.[index] };
   });
 }
 

@@ -6,6 +6,7 @@ import { NotExported, follow } from "bapo/app/data.js";
 import { pictures } from "bapo/app/images.js";
 import { METRICS, heatText, legend, plainText, tokenWords } from "bapo/app/heat.js";
 import { visible } from "bapo/app/visible.js";
+import { inWords } from "bapo/overview/rewards.js";
 
 const MORE = 4;
 const KINDS = { fresh: "fresh group", reevaluated: "re-evaluated group", reused: "reused group" };
@@ -107,6 +108,7 @@ function mount(root, shell, here) {
         el("span", { class: `tag ${isRight ? "good" : response.reward > 0 ? "warn" : "bad"}` }, isRight ? "correct" : response.reward > 0 ? "partly correct" : "incorrect")),
       el("dl", { class: "facts" },
         el("dt", {}, "Reward"), el("dd", { class: "reward" }, decimal(response.reward)),
+        details(response, "reward_parts", "Components"), details(response, "reward_facts", "Facts"),
         el("dt", {}, "Advantage"), el("dd", { class: "advantage" }, decimal(response.advantage)),
         el("dt", {}, "Extracted"), el("dd", { class: "extracted" }, response.extracted === null ? DASH : el("code", {}, visible(response.extracted))),
         el("dt", {}, "Tokens"), el("dd", {}, `${count(response.num_tokens)}${response.outcome === "graded" ? "" : `, ${response.outcome}`}`),
@@ -127,6 +129,8 @@ function mount(root, shell, here) {
     card.paint();
     return card;
   }
+
+  const details = (response, key, name) => response[key] ? [el("dt", {}, name), el("dd", { class: key }, visible(inWords(response[key])))] : null;
 
   function select(cards, index, quiet) {
     cards.forEach((card, i) => card.element.classList.toggle("selected", i === index));

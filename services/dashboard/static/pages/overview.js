@@ -7,11 +7,12 @@ import { batchCards, learnerCards, policyCards, rewardCard } from "bapo/overview
 import { column, fromBuffer, grow, indexOf, mean, measuredAt, none } from "bapo/overview/columns.js";
 import { episodeCards } from "bapo/overview/episodes.js";
 import { measuredCards, promptCards } from "bapo/overview/prompts.js";
+import { rewardPartCards } from "bapo/overview/rewards.js";
 import { theoryCards } from "bapo/overview/theory.js";
 import { waitingCards } from "bapo/overview/waiting.js";
 
 const SECTIONS = [
-  ["Learning", (grid) => [rewardCard(grid), ...measuredCards(grid), ...policyCards(grid), ...episodeCards(grid)]],
+  ["Learning", (grid) => [rewardCard(grid), ...rewardPartCards(grid), ...measuredCards(grid), ...policyCards(grid), ...episodeCards(grid)]],
   ["Batches and buffers", batchCards],
   ["Bottleneck", waitingCards],
   ["Prompts", promptCards],
