@@ -32,6 +32,7 @@ from bapo.tasks.base import splits_of
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
+from bapo.transport.teacher_client import TeacherClient
 from rollout_server.calls import Calls
 from rollout_server.claims import Claims
 from rollout_server.delivery import NUM_GRADERS, Delivery
@@ -44,6 +45,7 @@ from rollout_server.rollouts.runner import RolloutRunner
 from rollout_server.rollouts.segment_files import SegmentFiles
 from rollout_server.rollouts.segmented import Segmented
 from rollout_server.rollouts.single import Single
+from rollout_server.rollouts.taught import WithTeacher
 from rollout_server.sampler import Sampler
 from rollout_server.tokenization import Tokenization
 from rollout_server.weights.canary import Agreement
@@ -96,6 +98,7 @@ class Worker:
         self._grader: GraderPool | None = None
         self._delivery: Delivery | None = None
         self._rollouts: RolloutRunner | None = None
+        self._taught: WithTeacher | None = None
         self._stopping = threading.Event()
         self._claims = Claims(
             worker_id,
@@ -223,6 +226,7 @@ class Worker:
             waiting=occupancy.waiting,
             kv_cache_usage=occupancy.kv_cache_usage,
             counts=self._counts.snapshot(),
+            waiting_for="" if self._taught is None else self._taught.waiting_for,
             error="" if error is None else type(error).__name__,
             message="" if error is None else str(error),
         )
@@ -263,6 +267,9 @@ class Worker:
             program = Segmented(config, tokenization, sampler, files=self._segments, on_pause=self._leases.pause)
         if config.algorithm.num_experts > 0:
             program = WithExpert(program, tokenization, grader.expert)
+        if (settings := config.distillation) is not None:
+            client, concurrency = TeacherClient(settings), settings.concurrency
+            program = self._taught = WithTeacher(program, client, concurrency=concurrency, on_pause=self._leases.pause)
         return program
 
     def _sampled(self, rollout: Rollout) -> None:
@@ -282,7 +289,7 @@ class Worker:
 
     def _refuse(self, request: RolloutRequest, error: Exception) -> None:
         assert self._delivery is not None  # created before the first claim
-        if isinstance(error, GradingError):  # of the expert's solution
+        if isinstance(error, GradingError):  # of the expert's solution, or of the teacher
             self._delivery.ungraded_async(request, error)
         else:
             detail = str(error) if isinstance(error, BapoError) else f"{type(error).__name__}: {error}"

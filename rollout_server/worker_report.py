@@ -41,6 +41,8 @@ class WorkerReport:
     `verdict/<outcome>/<task>`, `undecided/<check>`, `episodes/<event>`,
     `episodes/failed/<reason>`; of histograms
     `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
+    waiting_for: str = ""
+    """What its groups wait for outside of the run; empty: nothing."""
     error: str = ""
     """Class name of the error that caused the failure."""
     message: str = ""

@@ -35,6 +35,7 @@ TASKS = {
     "change the loss and shape rewards": "loss shaping",
     "evaluate, and keep checkpoints": "evaluation checkpoint",
     "train agents": "agents",
+    "learn from a teacher": "distillation",
     "fine-tune on examples first": "sft",
     "watch a run": "tracking dashboard diagnostics",
     "operate: storage, restarts, security": "buffer scheduler supervision security",

@@ -34,7 +34,16 @@ ADVICE = (
            "sandbox_fusion.* reward.sandbox_fusion.* reward_model.sandbox_fusion.*"),
     Advice("use task.reward = \"judge:rubric.toml\", a model behind an address (docs/your_task.md), or a function", "",
            "reward_model.* reward.reward_model.*"),
-    Advice("not supported: distillation from a teacher", "", "distillation.*"),
+    Advice("use distillation.teacher, the address of a vLLM server that you start with the teacher's options, with "
+           "loss.advantage = \"distillation\" (docs/methods.md#distillation)", "",
+           "distillation.enabled distillation.teacher_models.* distillation.n_gpus_per_node distillation.nnodes"),
+    Advice("use [loss.advantage_options] of loss.advantage = \"distillation\": teacher_weight, reward_weight, max_gap; "
+           "the loss is that of [loss]", "",
+           "distillation.distillation_loss.use_task_rewards distillation.distillation_loss.distillation_loss_coef "
+           "distillation.distillation_loss.loss_max_clamp distillation.distillation_loss.use_policy_gradient "
+           "distillation.distillation_loss.policy_loss_mode distillation.distillation_loss.clip_ratio*"),
+    Advice("not there: reverse KL from the log-probs of the sampled tokens alone, and one teacher", "",
+           "distillation.*"),
     Advice("not there: every run samples; bapo replay repeats a recorded step of the learner", "",
            "skip.* *.rollout.skip_*"),
     Advice("not needed: the buffer service holds what waits ([buffer])", "", "transfer_queue.*"),

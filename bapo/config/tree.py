@@ -17,6 +17,7 @@ from bapo.algorithms.settings import MAX_SECONDS, AlgorithmConfig, CadenceConfig
 from bapo.config.agents import AgentsConfig
 from bapo.config.autoscaling import AutoscalingConfig
 from bapo.config.buffer import BufferConfig, Host
+from bapo.config.distillation import DistillationConfig
 from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig, SftConfig
 from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.rewards import JUDGE, OWN, RewardConfig, read_rewards, require_rising
@@ -313,6 +314,7 @@ class Config(Frozen):
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     agents: AgentsConfig | None = None
+    distillation: DistillationConfig | None = None
     sft: SftConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -478,6 +480,26 @@ class Config(Frozen):
             raise ValueError(
                 f"agents.max_tokens = {most} is more than learner.microbatch_tokens = "
                 f"{self.learner.microbatch_tokens}, which must hold an episode; raise that, or lower this"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_teacher_can_score(self) -> Self:
+        if self.distillation is None:
+            return self
+        if self.agents is not None:
+            raise ValueError(
+                "[distillation] with [agents]: the turns of an episode are not sent to a teacher; remove one of the two"
+            )
+        if self.algorithm.num_experts:
+            raise ValueError(
+                "[distillation] with algorithm.num_experts: no policy sampled an expert's tokens, so they have no "
+                "log-ratio to a teacher; set algorithm.num_experts = 0"
+            )
+        if self.rollout.temperature != 1:
+            raise ValueError(
+                f"[distillation] with rollout.temperature = {self.rollout.temperature:g}: the teacher's log-probs are "
+                "those of temperature 1, so the log-ratio would compare two temperatures; set it to 1.0"
             )
         return self
 

@@ -1,7 +1,8 @@
 """Values as msgpack: groups, batches, prompts, requests and results, each mapped here and nowhere else.
 
     group frame   header: everything that a rule needs (ids, rewards, versions, lengths)
-                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], little-endian
+                  body:   prompt ids i32 [P], the columns of `PER_TOKEN` [T], context ids i32 [C], little-endian;
+                          then, if a teacher has scored the group, its log-probs f32 [T]
     batch frame   header: numbers, origins, results, and items that are not one whole group (`bapo.core.batch_items`)
                   body:   the frames of its groups, in order
 
@@ -82,6 +83,8 @@ def pack_group(group: Group) -> bytes:
     body += [_bytes(getattr(group, name), kind) for name, kind in PER_TOKEN.items()]
     if group.context_ids is not None:
         body.append(_bytes(group.context_ids, "<i4"))
+    if group.teacher_logprobs is not None:
+        body.append(_bytes(group.teacher_logprobs, "<f4"))
     return b"".join([frame_start(KIND_GROUP, header, sum(map(len, body))), *body])
 
 
@@ -167,6 +170,8 @@ def unpack_group(frame: bytes | memoryview) -> Group:
     for name, kind in PER_TOKEN.items():
         columns[name] = np.frombuffer(body, kind, num_tokens, start)
         start += columns[name].nbytes
+    if (end := start + 4 * header.num_context) < len(body):
+        columns["teacher_logprobs"] = np.frombuffer(body, _F4, num_tokens, end)
     return Group(
         **{name: getattr(header, name) for name in _COMMON},
         **columns,
@@ -357,7 +362,8 @@ def _require_plausible(header: GroupHeader, num_body_bytes: int) -> None:
     if (turns := header.turns) is not None:
         has_prompt = header.num_prompt > 0
         require_turns(header.group_id, turns, header.num_context, lengths, has_prompt=has_prompt)
-    if num_body_bytes != 4 * (header.num_prompt + header.num_context) + _TOKEN_BYTES * num_tokens:
+    num_plain_bytes = 4 * (header.num_prompt + header.num_context) + _TOKEN_BYTES * num_tokens
+    if num_body_bytes not in (num_plain_bytes, num_plain_bytes + _F4.itemsize * num_tokens):  # without, with a teacher
         raise ContractError(f"{where}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
     # A NaN may hide from min and max, but not from a sum.
     are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0

@@ -36,6 +36,8 @@ class SampledSequence:
     """For the reward function; None: what the tokenizer decodes without special tokens."""
     turns: Turns | None = None
     """Where its tokens stand in an episode; None: one turn after the prompt."""
+    teacher_logprobs: Float32s | None = None
+    """[L] nats, of the teacher of a distillation, once the whole response is there; else None."""
 
     @property
     def truncated(self) -> bool:
@@ -67,6 +69,7 @@ def group_columns(sequences: Sequence[SampledSequence]) -> dict[str, Any]:
     if len(versions_T) != lengths.sum():
         raise ContractError(f"versions of {len(versions_T)} tokens for {lengths.sum()}", Refusal.VERSIONS)
     versions = pairs_of(versions_T, lengths)
+    taught = [sequence.teacher_logprobs for sequence in sequences if sequence.teacher_logprobs is not None]
     turns, context_ids = table_of([(sequence.turns, len(sequence.token_ids)) for sequence in sequences])
     return {
         **{name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in PER_TOKEN},
@@ -76,6 +79,7 @@ def group_columns(sequences: Sequence[SampledSequence]) -> dict[str, Any]:
         "spans": None if np.array_equal(versions[:, 0], versions[:, 1]) else runs_of(versions_T),
         "turns": turns,
         "context_ids": context_ids,
+        "teacher_logprobs": np.concatenate(taught) if len(taught) == len(sequences) else None,
     }
 
 
@@ -97,4 +101,5 @@ def sequences_of(group: Group, rows: Iterable[int] | None = None) -> Iterator[Sa
                 if group.turns is None or group.context_ids is None
                 else turns_of(group.turns, group.context_ids, row)
             ),
+            teacher_logprobs=None if group.teacher_logprobs is None else group.teacher_logprobs[span],
         )

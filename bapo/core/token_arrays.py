@@ -20,12 +20,12 @@ Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
 
-def require_tokens(group_id: str, token_ids: Int32s, logprobs: Float32s) -> None:
-    """Refuse ids and log-probs that no policy can give. Raises: ContractError."""
+def require_tokens(group_id: str, token_ids: Int32s, logprobs: Float32s, *, of: str = "rollout") -> None:
+    """Refuse ids and log-probs that no policy can give. `of`: whose log-probs they are. Raises: ContractError."""
     # One pass over each column: as integers, finite negative floats are below _FINITE, and a negative id is huge.
     # `argmax` takes half the time of `max` on some thousand numbers.
     if len(logprobs) and _largest(np.asarray(logprobs, dtype=np.float32).view(np.int32)) >= _FINITE:
-        _require_logprobs(group_id, logprobs)
+        _require_logprobs(group_id, logprobs, of)
     if len(token_ids) and _has_negative(token_ids):
         raise ContractError(f"group {group_id}: token ids must not be negative", Refusal.TOKEN_IDS)
 
@@ -44,12 +44,12 @@ def _has_negative(token_ids: NDArray[np.integer[Any]]) -> bool:
     return _largest(token_ids.view(np.uint32)) > _MAX
 
 
-def _require_logprobs(group_id: str, logprobs: Float32s) -> None:
+def _require_logprobs(group_id: str, logprobs: Float32s, of: str) -> None:
     """Some of them are 0, positive or not finite."""
     lowest = float(np.minimum.reduce(logprobs, initial=0.0))
     highest = float(np.maximum.reduce(logprobs, initial=-math.inf))
     if not (lowest > -math.inf and highest <= MAX_LOGPROB):  # so that NaN is refused, too
-        message = f"group {group_id}: rollout log-probs must be in (-inf, 0], got {lowest} to {highest}"
+        message = f"group {group_id}: {of} log-probs must be in (-inf, 0], got {lowest} to {highest}"
         raise ContractError(message, Refusal.LOGPROBS)
 
 

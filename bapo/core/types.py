@@ -239,6 +239,8 @@ class Group:
     """[C] context tokens of the turns, turn after turn; None without turns."""
     reward_details: Details = field(default_factory=dict)
     """[G] each: components of the rewards, and facts of the responses."""
+    teacher_logprobs: Float32s | None = None
+    """[T] log pi_T(y_t | .) of the teacher of a distillation, in nats, at temperature 1; None without one."""
 
     def __post_init__(self) -> None:
         self._require_columns()
@@ -261,6 +263,11 @@ class Group:
             require_spans(self.group_id, self.spans, self.lengths, self.versions)
         self._require_turns()
         require_details(self.group_id, self.reward_details, size)
+        if (taught := self.teacher_logprobs) is not None:
+            if taught.shape != (tokens,):
+                message = f"group {self.group_id}: teacher_logprobs must be {[tokens]}, got {list(taught.shape)}"
+                raise ContractError(message, Refusal.SHAPE)
+            require_tokens(self.group_id, self.token_ids[:0], taught, of="teacher")
 
     def _require_turns(self) -> None:
         if (self.turns is None) != (self.context_ids is None):

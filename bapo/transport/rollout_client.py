@@ -54,6 +54,8 @@ class WorkerStatus:
     """Sampled tokens."""
     num_failed: int = 0
     """Groups reported as failed."""
+    waiting_for: str = ""
+    """What its groups wait for outside of the run, such as a teacher that is away; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

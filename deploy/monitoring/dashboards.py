@@ -209,6 +209,9 @@ OPTIMISATION = Row("Optimization", (
     Panel(title="KL of the loss", axis="nats per token",
           help="Per token, to the reference policy of the KL term.", queries=(
         Query(newest("bapo_learner_kl_penalty_nats"), "{{run}}"),)),
+    Panel(title="Distance to the teacher", axis="nats per token",
+          help="Distillation: reverse KL of the policy that sampled to the teacher.", queries=(
+        Query(newest("bapo_learner_teacher_kl_nats"), "{{run}}"),)),
     Panel(title="Learning rate", axis="learning rate", help="At each step.", unit="sci", lowest=0, queries=(
         Query(newest("bapo_learner_learning_rate"), "{{run}}"),)),
 ))  # fmt: skip

@@ -23,6 +23,8 @@ class Advantage(Method, ABC):
     """`credit` gives each token its own."""
     always_counts = False
     """Whether a response with advantage 0 still trains something."""
+    needs_teacher = False
+    """Whether `credit` reads `Group.teacher_logprobs`."""
     trained_models = 0
     """Models of the policy's size that train in addition to it."""
     _own: Any
@@ -33,9 +35,19 @@ class Advantage(Method, ABC):
 
     @classmethod
     def check(cls, config: Any, own: Any) -> Iterator[str]:
-        """What it declares above leaves no other baseline."""
+        """What it declares above leaves no other baseline, and a teacher for those that read one."""
         del own
         loss = config.loss
+        if cls.needs_teacher and config.distillation is None:
+            yield (
+                f"loss.advantage = {loss.advantage} learns from a teacher, and there is none; add "
+                '[distillation] with teacher = "http://host:8000/v1"'
+            )
+        if config.distillation is not None and not cls.needs_teacher:
+            yield (
+                f"[distillation] with loss.advantage = {loss.advantage}, which does not learn from the teacher; set "
+                "loss.advantage = distillation and loss.advantage_norm = center, or remove [distillation]"
+            )
         if cls.credits_tokens and loss.has_own_baseline:
             yield (
                 f"loss.advantage = {loss.advantage} has the whole group as baseline; set loss.advantage_batch_norm = "

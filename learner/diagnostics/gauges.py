@@ -44,6 +44,8 @@ OF_EPISODES = {
     "bapo_learner_episode_masked_ratio": "episode_masked_share",
 }
 """The same, of steps with episodes; NaN in others."""
+OF_TEACHER = {"bapo_learner_teacher_kl_nats": "teacher_kl"}
+"""The same, of distillation."""
 DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
     ("bapo_learner_tv_distance_ratio", {"kind": "token"}, "tv_tok"),
     ("bapo_learner_tv_distance_ratio", {"kind": "sequence"}, "tv_seq"),
@@ -94,7 +96,7 @@ def show(
     """
     for name, key in OF_THE_ROW.items():
         telemetry.gauge(name).set(math.nan if row[key] is None else row[key])
-    for name, key in OF_EPISODES.items():
+    for name, key in (OF_EPISODES | OF_TEACHER).items():
         telemetry.gauge(name).set(row.get(key, math.nan))
     # Not by tool: a model can invent any number of names.
     calls = row.get("episode_calls_mean")

@@ -229,6 +229,7 @@ def metrics_row(
         "num_tokens": report.num_tokens,
         "num_active_tokens": sum(result.num_active for result in report.minibatches),
         "num_updates": len(report.minibatches),
+        **_teacher_fields(batch),
         **_truncation_fields(batch),
         **_informative_fields(batch),
         **_reward_fields(batch),
@@ -240,6 +241,13 @@ def metrics_row(
         "time": time.time(),
     }
     return row
+
+
+def _teacher_fields(batch: Batch) -> dict[str, float]:
+    """Reverse KL of the policy that sampled to the teacher: mean over the batch's tokens, in nats."""
+    groups = [entry.group for entry in batch.entries]
+    gaps = [group.rollout_logprobs - taught for group in groups if (taught := group.teacher_logprobs) is not None]
+    return {"teacher_kl": float(np.concatenate(gaps).mean(dtype=np.float64))} if gaps else {}
 
 
 def _truncation_fields(batch: Batch) -> dict[str, int]:
@@ -302,7 +310,8 @@ def log_sft_step(row: Mapping[str, Any], num_steps: int) -> None:
 def log_step(row: Mapping[str, Any], num_steps: int) -> None:
     """Log one line per step."""
     names = ("x1", "x2", "x3", "num_bad", "num_high", "num_updates", "num_tokens")
-    numbers = ("reward_mean", "loss", "grad_norm", "entropy", "clip_ratio", *(f"{phase}_s" for phase in PHASES))
+    means = ("reward_mean", "teacher_kl", "loss", "grad_norm", "entropy", "clip_ratio")
+    numbers = (*means, *(f"{phase}_s" for phase in PHASES))
     counts = " ".join(f"{name}={row[name]}" for name in names)
-    values = " ".join(f"{name}={row[name]:.3g}" for name in numbers if row[name] is not None)
+    values = " ".join(f"{name}={row[name]:.3g}" for name in numbers if row.get(name) is not None)
     log.info("step %d/%d version=%d %s %s", row["step"], num_steps, row["policy_version"], counts, values)

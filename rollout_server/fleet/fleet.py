@@ -366,6 +366,7 @@ class WorkerSlot:
             num_groups=report.num_stored,
             num_tokens=report.num_tokens,
             num_failed=report.num_failed,
+            waiting_for=report.waiting_for,
         )
 
     def ready_worker(self) -> tuple[str, int, WorkerHandle] | None:

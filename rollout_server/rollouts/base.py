@@ -4,6 +4,7 @@
     delivery.py <--Rollout---                         <--Completed--
 
 single.py: one call of G responses. segmented.py: in segments. expert.py: an expert's response after the sampled ones.
+taught.py: a teacher's log-probs of the sampled tokens.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ PLAIN = (
     "step", "time", "reward_mean", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high", "loss",
     "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "k1", "k2", "k3", "lr", "num_tokens", "num_active_tokens",
     "num_updates", "step_s", "tokens_per_s", "warning", "episode_turns_mean", "episode_context_tokens_mean",
-    "episode_forked_share", "episode_masked_share", "episode_calls_mean", "reward_parts", "reward_facts",
+    "episode_forked_share", "episode_masked_share", "episode_calls_mean", "reward_parts", "reward_facts", "teacher_kl",
 )  # fmt: skip
 BY_ORIGIN = ("staleness_{}_mean", "staleness_{}_max", "tv_{}", "ess_{}", "delta_{}")
 FIELDS = (*PLAIN, *(name.format(origin.value) for origin in Origin for name in BY_ORIGIN), *PHASES)

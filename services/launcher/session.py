@@ -293,6 +293,7 @@ def stall_reason(snapshot: Snapshot, stopped: Sequence[str]) -> str:
     starting = [process.name for process in snapshot.processes if process.state == "starting"]
     parts = [f"{name} is stopped (SIGSTOP; resume it with `kill -CONT`)" for name in stopped]
     parts += [f"{name} is still starting" for name in starting]
+    parts += [f"{worker.worker_id}: {worker.waiting_for}" for worker in snapshot.workers if worker.waiting_for]
     if snapshot.silence:
         parts.append(snapshot.silence)
     elif snapshot.status is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 
@@ -112,6 +113,17 @@ def test_a_group_is_packed_to_these_bytes() -> None:
 
 def test_a_batch_is_packed_to_these_bytes() -> None:
     assert pack_batch(BATCH).hex(" ", 4) == BATCH_FRAME.hex(" ", 4)
+
+
+def test_a_group_that_a_teacher_has_scored_has_these_bytes_and_no_other_frame_changes() -> None:
+    taught = replace(GROUP, teacher_logprobs=np.array([-0.25, -0.5, -1.0], dtype=np.float32))
+    body = GROUP_BODY + bytes.fromhex("000080be 000000bf 000080bf")
+    frame = GROUP_FRAME[:6] + struct.pack("<II", len(GROUP_HEADER), 44) + GROUP_HEADER + body
+    assert pack_group(taught).hex(" ", 4) == frame.hex(" ", 4)
+    found = unpack_group(frame).teacher_logprobs
+    assert found is not None
+    assert found.tolist() == [-0.25, -0.5, -1.0]
+    assert unpack_group(GROUP_FRAME).teacher_logprobs is None
 
 
 def test_these_bytes_are_read_as_the_group() -> None:

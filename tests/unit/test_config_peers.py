@@ -109,6 +109,9 @@ def test_every_key_of_verl_has_a_hint() -> None:
     [
         ("chat_template_kwargs", "use task.options = { chat_options ="),
         ("torch_compile", "use learner.compile = true"),
+        ("distillation.enabled", "use distillation.teacher"),
+        ("distillation.distillation_loss.use_task_rewards", "use [loss.advantage_options]"),
+        ("distillation.distillation_loss.topk", "not there"),
         ("vllm_importance_sampling_correction", "use loss.importance_level"),
         ("push_to_hub", "use bapo export RUN --push-to-hub ORG/NAME"),
         ("hub_strategy", "a run uploads nothing by itself"),

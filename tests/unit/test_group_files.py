@@ -38,6 +38,14 @@ def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
         pass
 
 
+def test_a_teachers_log_probs_are_exported_per_response(tmp_path: Path) -> None:
+    group = make_group(rewards="10", lengths=[3, 1])
+    taught = replace(group, group_id="taught", teacher_logprobs=np.array([-1, -2, -3, -4], np.float32))
+    with GroupWriter(tmp_path / "groups.parquet") as writer:
+        writer.write([group, taught], [(), ()])
+    assert pq.read_table(tmp_path / "groups.parquet")["teacher_logprobs"].to_pylist() == [[], [[-1, -2, -3], [-4]]]
+
+
 def test_runs_of_versions_are_exported(tmp_path: Path) -> None:
     group = make_group(rewards="10", lengths=[3, 1])
     spans, pairs = np.array([[2, 1], [1, 2], [1, 1]], np.int32), np.array([[1, 2], [1, 1]], np.int32)

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from bapo.config.tree import Config
 from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.rollout_client import AgentsStatus
+from bapo.transport.rollout_client import AgentsStatus, WorkerStatus
 from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.snapshot import Observer, Snapshot
@@ -81,6 +81,18 @@ def test_outside_a_terminal_each_event_is_one_line_whatever_its_length() -> None
         "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_x1=2 staleness_x2=0 "
         "staleness_x3=4 tokens_per_s=3.9k step_s=1.83 wait_batch_s=0.71 left=3:56",
     ]
+
+
+def test_groups_that_wait_for_a_teacher_are_told_once_each_time_it_is_away() -> None:
+    worker = WorkerStatus(
+        worker_id="worker-0", state="ready", policy_version=3, tokens_per_s=900.0, inflight=4, restarts=0, pid=1,
+        rss_bytes=1,
+    )  # fmt: skip
+    words = "4 groups are waiting for the teacher: no answer from http://gpu:8000/v1/completions"
+    away, back = make_snapshot(workers=[replace(worker, waiting_for=words)]), make_snapshot(workers=[worker])
+    assert plain_lines([back, away, away, back, away]) == [f"worker-0: {words}"] * 2
+    assert words in " ".join(" ".join(drawn(render(away, 120), 120)).split())
+    assert stall_reason(away, []) == f"worker-0: {words}"
 
 
 def test_a_change_over_the_first_of_the_prompts_says_so() -> None:

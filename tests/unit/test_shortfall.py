@@ -40,6 +40,7 @@ def test_informative_groups_that_were_left_out_are_not_blamed_on_the_prompts() -
         rows(4, x1=0, x3=0),  # too few steps to say
         rows(20, x1=10, x3=0),  # 31 %
         rows(30, x1=0, x3=0) + rows(20, x1=32, x3=0),  # long ago
+        rows(20, x1=32, x3=0, num_informative=2, num_informative_trained=2, teacher_kl=0.1),  # all learn from a teacher
         [],
     ],
 )

@@ -45,6 +45,7 @@ SCHEMA = pa.schema(
         ("spans", pa.list_(pa.list_(pa.int32()))),
         ("turns", pa.list_(pa.list_(pa.int32()))),
         ("context_ids", pa.list_(pa.int32())),
+        ("teacher_logprobs", pa.list_(pa.list_(pa.float32()))),
         ("claimed_at", pa.float64()),
         ("sample_s", pa.float64()),
         ("grade_s", pa.float64()),
@@ -114,6 +115,10 @@ def _table(groups: Sequence[Group], places: Sequence[Sequence[str]]) -> pa.Table
         "spans": [[] if group.spans is None else group.spans.tolist() for group in groups],
         "turns": [[] if group.turns is None else group.turns.tolist() for group in groups],
         "context_ids": [[] if group.context_ids is None else group.context_ids for group in groups],
+        "teacher_logprobs": [
+            [] if (taught := group.teacher_logprobs) is None else np.split(taught, np.cumsum(group.lengths)[:-1])
+            for group in groups
+        ],
         "claimed_at": [group.timing.claimed_at for group in groups],
         "sample_s": [group.timing.sample_s for group in groups],
         "grade_s": [group.timing.grade_s for group in groups],

@@ -55,6 +55,10 @@ UPDATE = (
         "bapo_learner_kl_penalty_nats", "gauge", "KL term of the loss: mean per token to the reference policy.",
         "run/Optimization", HERE,
     ),
+    Metric(
+        "bapo_learner_teacher_kl_nats", "gauge",
+        "Distillation: reverse KL of the policy that sampled to the teacher, mean per token.", "run/Optimization", HERE,
+    ),
     Metric("bapo_learner_clip_ratio", "gauge", "Fraction of tokens with a clipped ratio.", "run/Optimization", HERE),
 )  # fmt: skip
 

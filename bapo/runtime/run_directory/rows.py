@@ -64,6 +64,7 @@ MetricsRow = msgspec.defstruct(
         *_optional("num_informative num_informative_trained", Count),
         *_optional("informative_left_out", dict[str, Count]),
         *_optional("c2 c3 k1 k2 k2_on_grid k3 loss grad_norm entropy kl clip_ratio ratio_max lr tokens_per_s", float),
+        *_optional("teacher_kl", float),
         *_optional("tflops_per_s mfu mfu_update", float),
         *_optional("staleness_x1_mean staleness_x2_mean staleness_x3_mean", float),
         *_optional("time step_s wait_batch_s prox_s update_s diagnostics_s sync_s checkpoint_s", Seconds),

@@ -23,9 +23,10 @@ EASY, HARD = 0.75, 0.25
 
 
 def num_useful(row: Mapping[str, Any]) -> int:
-    """Trained groups of a step whose rewards differ; of a row without that count, its trained groups."""
+    """Trained groups of a step whose rewards differ; of a row without that count, and with a teacher, from whom every
+    group learns, its trained groups."""
     total = num_groups(row)
-    informative = row.get("num_informative_trained")
+    informative = None if row.get("teacher_kl") is not None else row.get("num_informative_trained")
     return total if informative is None else min(total, int(informative) + int(row.get("x3") or 0))
 
 

@@ -63,6 +63,8 @@ class LineDisplay:
         self._num_evaluations: int | None = None
         self._is_warned = False
         self._losses: set[str] = set()
+        self._waiting: set[str] = set()
+        """Workers whose groups wait for something outside of the run."""
 
     def show(self, snapshot: Snapshot) -> None:
         for line in self._news(snapshot):
@@ -87,6 +89,9 @@ class LineDisplay:
             if what not in self._losses:  # later ones are in the summary
                 self._losses.add(what)
                 yield f"{what}: {lost}"
+        waiting = {worker.worker_id: worker.waiting_for for worker in snapshot.workers if worker.waiting_for}
+        yield from (f"{name}: {words}" for name, words in waiting.items() if name not in self._waiting)
+        self._waiting = {*waiting}
         for row in snapshot.evaluations[self._num_evaluations :]:
             measure = measure_of(snapshot.evaluations, row["split"])
             yield evaluation_line(row, measure, has_step=not snapshot.is_evaluation)

@@ -94,6 +94,25 @@ def rewards(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"{shown} in step {row['step']}" if (shown := shown_details(row)) else ""
 
 
+def distillation(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """How far the policy is from its teacher, in the first and the newest step; empty for a run without one."""
+    rows = [row for row in metrics if row.get("teacher_kl") is not None]
+    if not rows:
+        return ""
+    first, newest = rows[0], rows[-1]
+    return (
+        f"reverse KL {first['teacher_kl']:.4f} -> {newest['teacher_kl']:.4f} nats per token (steps {first['step']} to "
+        f"{newest['step']})"
+    )
+
+
+def told(metrics: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(what, sentence) of what only some runs have: several rewards, episodes, a teacher."""
+    for what, tell in (("rewards", rewards), ("episodes", episodes), ("teacher", distillation)):
+        if sentence := tell(metrics):
+            yield what, sentence
+
+
 LATEST = 20
 """Steps over which most groups with different rewards must have been left out."""
 FEWEST = 16
@@ -159,9 +178,8 @@ def summary(run: RunDirectory, config: Config) -> RenderableType:
         table.add_row("ended", f"after step {metrics[-1]['step']} of {config.run.num_steps}: {reason}")
     if best := _best(run, evaluations, config):
         table.add_row("best", best)
-    for what, sentence in (("rewards", rewards(metrics)), ("episodes", episodes(metrics))):
-        if sentence:
-            table.add_row(what, Text(sentence))
+    for what, sentence in told(metrics):
+        table.add_row(what, Text(sentence))
     for split, row in {row["split"]: row for row in evaluations}.items():
         if sentence := shown_details(row):
             table.add_row(f"rewards, {split}", Text(sentence))

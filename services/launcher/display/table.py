@@ -21,7 +21,7 @@ from bapo.core.text import ORIGIN_COLORS, ORIGINS, count, duration, num_groups, 
 from bapo.runtime.run_directory.shortfall import NEARLY_EMPTY
 from bapo.transport.rollout_client import AgentsStatus
 from services.launcher.display.snapshot import Snapshot
-from services.launcher.display.summary import change_text, episodes, losses, rewards
+from services.launcher.display.summary import change_text, losses, told
 from services.launcher.supervision.children import ProcessLine
 from services.stalls import blocked_on
 
@@ -53,7 +53,7 @@ def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
     if snapshot.processes and (starting or not snapshot.metrics):
         parts.append(_processes(snapshot.processes))
     if snapshot.metrics:
-        num_other = OTHER_ROWS + len(lost) + bool(episodes(snapshot.metrics)) + bool(rewards(snapshot.metrics))
+        num_other = OTHER_ROWS + len(lost) + len([*told(snapshot.metrics)])
         parts.append(_steps(snapshot, width, max(3, min(NUM_ROWS, height - num_other))))
     parts.extend(_facts(snapshot, width, lost))
     return Group(*parts)
@@ -158,9 +158,8 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     if snapshot.status is not None:
         # Text, because a failure message may contain brackets, which are not markup.
         table.add_row("now", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
-    for what, sentence in (("rewards", rewards(snapshot.metrics)), ("episodes", episodes(snapshot.metrics))):
-        if sentence:
-            table.add_row(what, Text(sentence))
+    for what, sentence in told(snapshot.metrics):
+        table.add_row(what, Text(sentence))
     if snapshot.agents is not None:
         table.add_row("agents", Text(agents_sentence(snapshot.agents, snapshot.waits_for_agents)))
     for what, sentence in lost:
@@ -229,6 +228,7 @@ def _accuracy(row: Mapping[str, Any], means: Sequence[float]) -> str:
 def _workers(snapshot: Snapshot) -> Iterator[str]:
     for worker in snapshot.workers:
         if worker.state == "ready":
-            yield f"{worker.worker_id}: version {worker.policy_version}, {count(worker.tokens_per_s)} tokens/s"
+            waiting = f"; {worker.waiting_for}" if worker.waiting_for else ""
+            yield f"{worker.worker_id}: version {worker.policy_version}, {count(worker.tokens_per_s)} tokens/s{waiting}"
         else:
             yield f"{worker.worker_id}: {worker.state}"

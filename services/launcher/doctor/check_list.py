@@ -22,6 +22,7 @@ from services.launcher.doctor.gold_checks import gold_answers
 from services.launcher.doctor.lora_checks import lora
 from services.launcher.doctor.prompt_checks import prompts, tokenizer_files
 from services.launcher.doctor.situation import Situation
+from services.launcher.doctor.teacher_checks import teacher
 from services.launcher.gpus.devices import visible_here
 from services.launcher.gpus.plan import share_gpus
 
@@ -74,6 +75,7 @@ CHECKS: tuple[Listed, ...] = (
     Listed("LoRA", Needs.FILES, lambda here: lora(here.config)),
     Listed("agents", Needs.FILES, lambda here: agents(here.config)),
     Listed("the tokenizer", Needs.FILES, tokenizer_files),
+    Listed("the teacher", Needs.FILES, teacher),
     Listed("the data", Needs.DATA, lambda here: [checks.data(here)]),
     Listed("every prompt", Needs.TOKENIZER, prompts),
     Listed("gold answers", Needs.GRADER, gold_answers),

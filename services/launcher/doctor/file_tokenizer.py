@@ -37,6 +37,11 @@ class FileTokenizer:
         self.bos_token, self.eos_token = _text(named.get("bos_token")), _text(named.get("eos_token"))
         self.eos_token_id = None if self.eos_token is None else self._tokenizer.token_to_id(self.eos_token)
 
+    @property
+    def size(self) -> int:
+        """Ids, with those of added tokens."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -156,6 +156,10 @@ export const rewardCard = (grid) =>
   });
 
 export const policyCards = (grid) => [
+  shownIf(({ steps }) => column(steps, "teacher_kl").some((value) => value !== null), curves(grid, {
+    title: "Distance to the teacher", id: "teacher-kl", note: "Reverse KL of the policy that sampled to the teacher, mean over the trained tokens (distillation).",
+    lines: [["teacher_kl", "reverse KL", "series-2"]], y: { name: "nats per token" },
+  })),
   curves(grid, { title: "Entropy", id: "entropy", note: "Policy entropy on the trained tokens.", lines: [["entropy", "entropy", "series-3"]], y: { name: "nats per token" } }),
   curves(grid, { title: "Response length", id: "length", note: "Mean over a step's fresh responses.", lines: [["response_tokens", "response length", "series-4"]], y: { min: 0, name: "tokens" } }),
   curves(grid, { title: "Throughput", id: "throughput", note: "Tokens trained, divided by the duration of the whole step.", lines: [["tokens_per_s", "trained tokens", "series-6"]], y: { min: 0, name: "tokens per second" } }),
