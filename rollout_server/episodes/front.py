@@ -249,7 +249,7 @@ def guard(app: FastAPI, episodes: Episodes, config: Config, *, base_url: str, ke
     routes.attach(app, episodes, base_url=base_url, with_answers=settings.with_answers)
     app.add_middleware(
         Gate,
-        require_open=episodes.require_open,
+        prompt_of=episodes.prompt_of,
         keyring=keyring,
         model_name=settings.model_name,
         longest=config.rollout.longest_sequence,

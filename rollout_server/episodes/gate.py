@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-from bapo.core.errors import AccessError, BapoError
+from bapo.core.errors import AccessError, BapoError, LimitError
+from bapo.core.types import Prompt
 from bapo.runtime.auth.api_tokens import Keyring, Role
+from bapo.tasks.base import is_templated
 from bapo.transport.http_guard import App, Message, Receive, Scope, Send
 from rollout_server.episodes.caller import CALLER, Caller
 
@@ -56,6 +58,10 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = dict.fromkeys(FORBIDDEN, bool) | 
 """Parameters that change what is sampled, or what the engine sees, and when."""
 
 
+CONVERSATIONS = ("messages", "input", "system", "instructions")
+"""Fields that a chat template is applied to."""
+
+
 class KeyInPath:
     """ASGI middleware before the guard, which knows the paths without a key."""
 
@@ -77,19 +83,19 @@ class Gate:
         self,
         app: App,
         *,
-        require_open: Callable[[str], None],
+        prompt_of: Callable[[str], Prompt],
         keyring: Keyring | None,
         model_name: str,
         longest: int,
     ) -> None:
         """
         Args:
-            require_open: raises the error of a key that has no open episode.
+            prompt_of: that of an episode's key; raises the error of a key that has no open episode.
             keyring: of the tokens that some take for keys.
             model_name: that of the one model that is served.
             longest: tokens of the longest call, prompt and reply together.
         """
-        self._app, self._require_open, self._keyring = app, require_open, keyring
+        self._app, self._prompt_of, self._keyring = app, prompt_of, keyring
         self._model_name, self._longest = model_name, longest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,21 +107,22 @@ class Gate:
         key = key_of(scope)
         try:
             body = await _read(receive)
-            self._check(key)
+            prompt = self._prompt(key)
             fields = fields_of(body)
+            refuse_rendered(fields, prompt)
         except BapoError as error:
-            await error_response(error.http_status, str(error))(scope, receive, send)
+            await refusal_of(error)(scope, receive, send)
             return
         CALLER.set(Caller(key=key, digest=digest_of(path, body), is_retry=is_retry(scope)))
         served = adapted(path, fields, model_name=self._model_name, longest=self._longest)
         await self._app(scope, _replayed(json.dumps(served).encode(), receive), send)
 
-    def _check(self, key: str) -> None:
-        """Raises: AccessError, or that of `require_open`."""
+    def _prompt(self, key: str) -> Prompt:
+        """Raises: AccessError, or that of `prompt_of`."""
         if not key:
             raise AccessError(f"no key: send the key of an episode as the API key ({OPENING})")
         try:
-            self._require_open(key)
+            return self._prompt_of(key)
         except AccessError:
             role = self._keyring.role_of(key) if self._keyring else None
             if role is None:
@@ -170,6 +177,28 @@ def fields_of(body: bytes) -> dict[str, Any]:
     return fields
 
 
+def refuse_rendered(fields: Mapping[str, Any], prompt: Prompt) -> None:
+    """A conversation with the prompt's rendered text would be trained with the chat template applied twice.
+
+    Raises: CallError.
+    """
+    for name in CONVERSATIONS if is_templated(prompt) else ():
+        if any(prompt.text in text for text in texts_in(fields.get(name))):
+            raise CallError(
+                f"{name} has the prompt's text, which has its chat template already, and would get it a second time: "
+                "begin with the prompt's messages (prompt.messages), or send the text to /v1/completions"
+            )
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a conversation, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(part)
+
+
 def adapted(path: str, fields: Mapping[str, Any], *, model_name: str, longest: int) -> dict[str, Any]:
     """The call as vLLM serves it: whatever model the client names is the policy, a limit of its own never too large.
 
@@ -181,14 +210,20 @@ def adapted(path: str, fields: Mapping[str, Any], *, model_name: str, longest: i
     return {**fields, "model": model_name, **limits, **choice}
 
 
-def error_response(status: int, message: str) -> JSONResponse:
+def refusal_of(error: BapoError) -> JSONResponse:
+    """An episode at its limit has the code that OpenAI gives a conversation that is too long."""
+    code = "context_length_exceeded" if isinstance(error, LimitError) else None
+    return error_response(error.http_status, str(error), code)
+
+
+def error_response(status: int, message: str, code: str | None = None) -> JSONResponse:
     """An error as OpenAI's and Anthropic's SDKs read it."""
     return JSONResponse(
         {
             "error": {
                 "message": message,
                 "type": "invalid_request_error" if status < 500 else "server_error",
-                "code": status,
+                "code": code or status,
             }
         },
         status_code=status,

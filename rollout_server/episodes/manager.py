@@ -23,7 +23,7 @@ from typing import Protocol
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import AccessError, ConflictError, ContractError, GoneError, UnavailableError
-from bapo.core.types import RolloutRequest
+from bapo.core.types import Prompt, RolloutRequest
 from rollout_server.episodes.episode import (
     Ended,
     Episode,
@@ -322,9 +322,9 @@ class Episodes:
                     except UnavailableError as error:  # it falls silent
                         log.warning("an episode of %s could not be ended yet: %s", agent, error)
 
-    def require_open(self, key: str) -> None:
-        """Raises: as `handle_of`, for a key without an open episode."""
-        self.handle_of(key)
+    def prompt_of(self, key: str) -> Prompt:
+        """What the episode of a key is about. Raises: as `handle_of`, for a key without an open episode."""
+        return self.handle_of(key).group.request.prompt
 
     async def watch(self) -> None:
         """Fail the episodes of silent agents, until cancelled."""

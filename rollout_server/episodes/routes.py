@@ -24,7 +24,7 @@ from bapo.core.reward_details import MAX_DETAILS, is_fact
 from bapo.runtime.auth.api_tokens import Role
 from bapo.tasks.base import RESERVED
 from bapo.transport.http_guard import allow, error_answer, named_error, problems_of
-from rollout_server.episodes.gate import MODEL_PATHS, error_response
+from rollout_server.episodes.gate import MODEL_PATHS, error_response, refusal_of
 from rollout_server.episodes.manager import Episodes, Handle
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -137,7 +137,7 @@ def attach(app: FastAPI, episodes: Episodes, *, base_url: str, with_answers: boo
             return error_response(400, str(named_error(error, request.method, request.url.path)))
         if request.url.path.startswith(router.prefix):
             return JSONResponse(**error_answer(error, lambda _: None))
-        return error_response(error.http_status, str(error))
+        return refusal_of(error)
 
     app.include_router(router)
     app.add_api_route("/{path:path}", nothing, methods=list(METHODS), include_in_schema=False)

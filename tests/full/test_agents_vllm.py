@@ -204,6 +204,14 @@ def test_errors_are_those_that_sdks_do_not_retry(stage: Stage) -> None:
         client.chat.completions.create(model="policy", messages=question, n=2)
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="policy", prompt="a+b" * 300)
+    for _ in range(80):
+        try:
+            client.chat.completions.create(model="policy", messages=question, max_tokens=4)
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded"  # noqa: PT017 - when it comes depends on the lengths
+            break
+    else:
+        raise AssertionError("an episode has no limit")
     assert urllib3.request("POST", f"{episode.base_url}/completions", json={"prompt": "a"}).status == 401
     for path in ("chat/completions/batch", "messages/count_tokens", "responses/x/cancel"):
         assert urllib3.request("POST", f"{episode.base_url}/{path}", json={"model": "policy"}).status == 404

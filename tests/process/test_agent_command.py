@@ -66,6 +66,11 @@ def test_the_last_line_is_the_reward() -> None:
     assert end_of("print('thinking'); print(0.25)") == ("reward", 0.25)
 
 
+def test_true_and_false_are_rewards_of_1_and_0() -> None:
+    assert end_of("print(2 > 1)") == ("reward", 1.0)
+    assert end_of("print(2 < 1)") == ("reward", 0.0)
+
+
 def test_a_program_that_prints_nothing_is_graded_by_the_task() -> None:
     assert end_of("") == ("graded", "key-1")
 

@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from bapo.config.tree import Config
+from bapo.core.types import MESSAGES, Prompt
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from rollout_server.episodes import front as front_module
 from rollout_server.episodes.caller import CALLER
@@ -27,6 +29,7 @@ CONFIG = Config.model_validate(
     {"agents": {"model_name": "mine"}, "rollout": {"max_prompt_tokens": 30, "max_response_tokens": 10}}
 )
 CHAT = "/v1/chat/completions"
+RENDERED = "<user>1+2</user><assistant>"
 
 
 class Address:
@@ -43,9 +46,9 @@ class Address:
         guard(app, self.front.episodes, CONFIG, base_url="http://agents/v1", keyring=keyring)
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agents")
 
-    async def open(self) -> str:
+    async def open(self, prompt: Prompt = REQUEST.prompt) -> str:
         """The key of an episode with one call."""
-        await self.front.episodes.adopt(REQUEST)
+        await self.front.episodes.adopt(replace(REQUEST, prompt=prompt))
         (found,) = await self.said("POST", "/v1/episodes", token=TOKENS[Role.AGENT], json={"count": 1})
         await self.front.episodes.record(self.front.episodes.handle_of(found["key"]), turn(0))
         return str(found["key"])
@@ -229,6 +232,32 @@ async def test_a_limit_above_the_longest_call_is_that_of_the_longest_call() -> N
         for asked, served in ((4096, 40), (40, 40), (7, 7), (None, None), ("x", "x")):
             said = await address.said("POST", path, token=key, json={name: asked})
             assert said["body"][name] == served, "30 of the prompt and 10 of the response"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": RENDERED}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": f"Solve: {RENDERED}"}]}]}),
+        ("/v1/messages", {"messages": [], "system": RENDERED}),
+        ("/v1/responses", {"input": RENDERED}),
+    ],
+)
+@in_loop
+async def test_a_rendered_prompt_is_not_rendered_again(path: str, fields: dict[str, Any]) -> None:
+    address = Address()
+    messages = [{"role": "user", "content": "1+2"}]
+    key = await address.open(Prompt(prompt_id="a", text=RENDERED, task="lookup", answer={MESSAGES: messages}))
+    assert "begin with the prompt's messages" in await address.refusal(400, "POST", path, token=key, json=fields)
+    await address.said("POST", CHAT, token=key, json={"messages": messages})
+    await address.said("POST", "/v1/completions", token=key, json={"prompt": RENDERED})
+
+
+@in_loop
+async def test_the_text_of_a_prompt_without_a_template_is_a_message() -> None:
+    address = Address()
+    key = await address.open()
+    await address.said("POST", CHAT, token=key, json={"messages": [{"role": "user", "content": REQUEST.prompt.text}]})
 
 
 @in_loop

@@ -303,7 +303,7 @@ def last_words(output: str) -> str:
 
 def _reward_of(line: str) -> float | None:
     try:
-        reward = float(line)
+        reward = float({"True": 1, "False": 0}.get(line, line))
     except ValueError:
         return None
     return reward if 0 <= reward <= 1 else None
