@@ -144,17 +144,6 @@ class TaskConfig(Frozen):
         require_rising("task.reward_range", self.reward_range)
         return self
 
-    @model_validator(mode="after")
-    def no_judge_is_optional(self) -> Self:
-        """Check that a failed call of a judge is not taken for a reward that does not apply."""
-        for reward in self.reward if isinstance(self.reward, tuple) else ():
-            if reward.optional and self.is_judge(reward.function):
-                raise ValueError(
-                    f"the reward {reward.name!r} of the list cannot be optional: None of a judge is a failed call, and "
-                    "the other rewards alone would count"
-                )
-        return self
-
     def is_judge(self, function: str) -> bool:
         """Whether a model gives this reward of `reward_functions`."""
         return str(self.options.get("reward") if function == OWN else function).startswith(JUDGE)

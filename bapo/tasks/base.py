@@ -172,6 +172,10 @@ RESERVED = frozenset({ROW, MESSAGES, TEMPLATED})
 ASSISTANT = "assistant"
 
 
+class NoRewardError(Exception):
+    """Raised by a reward function that cannot grade a group now: it is ungraded, for the reason in the message."""
+
+
 def make_prompt(
     task: str,
     text: str,

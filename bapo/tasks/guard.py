@@ -10,9 +10,11 @@ incorrect; the deadline of the whole group is the worker's. A copy has the memor
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ ALONE_S = 5.0
 MORE_BYTES = 1 << 30
 _END = b"\xff"
 _share_s = ALONE_S
+_until = math.inf
 _busy: list[str] = []
 
 
@@ -43,13 +46,18 @@ def share_of(group_s: float, num_texts: int) -> Iterator[list[str]]:
 
     One share is left for everything else.
     """
-    global _share_s
-    before, _share_s = _share_s, group_s / (num_texts + 1)
+    global _share_s, _until
+    before, _share_s, _until = _share_s, group_s / (num_texts + 1), time.monotonic() + group_s
     _busy.clear()
     try:
         yield _busy
     finally:
-        _share_s = before
+        _share_s, _until = before, math.inf
+
+
+def left_s() -> float:
+    """Seconds until the worker kills this process, for what waits for others and can give up by itself."""
+    return _until - time.monotonic()
 
 
 def busy(text: str) -> None:

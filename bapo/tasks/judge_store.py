@@ -32,7 +32,7 @@ class Spent:
 
     model: str
     outcome: str
-    """ok, malformed, or the class of the last error."""
+    """ok; no verdict: a reply without one; HTTP 429 and its kind; malformed; or the class of an error."""
     calls: int
     prompt_tokens: int
     completion_tokens: int

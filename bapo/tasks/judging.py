@@ -2,7 +2,7 @@
 
     Rubric (rubric.toml) --> messages --> Judge --JudgeStore: known?--> reply --> verdict
                                             |  no: waits for its turn, calls, writes tokens down
-                                            +--> None after `max_retries`: ungraded, never a number
+                                            +--> JudgeError after `max_retries`: ungraded, never a number
 
 Replies are read as JSON, never run. What a response says to the judge is data between marks that it cannot write,
 because they have a digest of it.
@@ -13,10 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
+import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -27,6 +31,8 @@ from bapo.algorithms.settings import Frozen
 from bapo.config.check import read_options
 from bapo.core.addresses import http_address
 from bapo.core.errors import ConfigError
+from bapo.tasks.base import NoRewardError
+from bapo.tasks.guard import left_s
 from bapo.tasks.judge_store import JudgeStore
 
 Messages = list[dict[str, str]]
@@ -34,6 +40,13 @@ Verdict = TypeVar("Verdict")
 
 MORE_REPLIES = 2
 """Retries of a reply without a verdict."""
+AGAIN = ("HTTP 408", "HTTP 409", "HTTP 429")
+"""Refusals that are repeated; any other of 400 to 499 stays one."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+LAST_S = 0.5
+"""Of a group's time, in which the reason of a failure is reported."""
+SHOWN = 200
+"""Characters of a reply in a message."""
 OBJECT = re.compile(r"\{[^{}]*\}")
 
 
@@ -87,6 +100,20 @@ def read_rubric(path: str) -> Rubric:
     return read_options(Rubric, values, (path,))
 
 
+class JudgeError(NoRewardError):
+    """No verdict could be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One try."""
+
+    began: float
+    text: str = ""
+    usage: Any = None
+    """Tokens, as far as the server says them."""
+
+
 class Judge:
     """Asks one model. Thread-safe; the connection opens with the first call, in the process that calls."""
 
@@ -98,25 +125,40 @@ class Judge:
         if not self._key:
             raise ConfigError(f"judge: the environment variable {name} (api_key_env) is not set")
         self._store = JudgeStore(Path(rubric.store).expanduser())
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        """Of the questions that are being asked."""
 
-    def ask(self, messages: Messages, read: Callable[[Mapping[str, Any]], Verdict | None]) -> Verdict | None:
-        """The verdict on one question, from the store if it was asked before; None if none could be had.
+    def ask(self, messages: Messages, read: Callable[[Mapping[str, Any]], Verdict | None]) -> Verdict:
+        """The verdict on one question, from the store if it was asked before.
 
         Args:
             read: the verdict in an object of the reply; None for an object that has none.
+        Raises: JudgeError if none could be had.
         """
         request = self._request(messages)
         digest = hashlib.sha256(json.dumps([self.rubric.base_url, request], sort_keys=True).encode()).hexdigest()
-        if (known := self._store.reply_of(digest)) is not None:
-            return verdict_of(known, read)
-        for _ in range(1 + MORE_REPLIES):
-            reply = self._call(request)
-            if reply is None:
-                return None
-            if (found := verdict_of(reply, read)) is not None:
-                self._store.keep(digest, reply)
-                return found
-        return None
+        with self._asking(digest):  # equal responses of a group are one question
+            known = self._store.reply_of(digest)
+            if known is not None and (verdict := verdict_of(known, read)) is not None:
+                return verdict
+            for _ in range(1 + MORE_REPLIES):
+                call = self._call(request)
+                found = verdict_of(call.text, read)
+                self._write_down("ok" if found is not None else "no verdict", call)
+                if found is not None:
+                    self._store.keep(digest, call.text)
+                    return found
+        raise JudgeError(f"{self._who} gave no verdict in {1 + MORE_REPLIES} replies, the last: {call.text[-SHOWN:]!r}")
+
+    @contextmanager
+    def _asking(self, digest: str) -> Iterator[None]:
+        with self._lock:
+            lock = self._locks.setdefault(digest, threading.Lock())
+        with lock:
+            yield
+        with self._lock:
+            self._locks.pop(digest, None)
 
     def _request(self, messages: Messages) -> dict[str, Any]:
         settings = self.rubric
@@ -128,27 +170,42 @@ class Judge:
             "extra_body": settings.extra_body,
         }
 
-    def _call(self, request: Mapping[str, Any]) -> str | None:
-        """The text of a reply; None when every try failed. Each call is written down."""
+    def _call(self, request: Mapping[str, Any]) -> Call:
+        """One reply. Each try is written down, but for one that has a reply. Raises: JudgeError after the last one."""
         import openai
 
-        self._store.wait_for_turn(self.rubric.base_url, self.rubric.requests_per_minute)
-        began, usage, outcome, text = time.time(), None, "ok", None
-        try:
-            completion = self._client.chat.completions.create(**request)
-            usage, text = completion.usage, completion.choices[0].message.content or ""
-        except openai.OpenAIError as error:
-            outcome = type(error).__name__
-        except (ValueError, TypeError, IndexError, AttributeError):  # whatever it is, it is no completion
-            outcome, text = "malformed", ""
-        self._store.write_down(
-            self.rubric.model,
-            outcome,
-            began,
-            prompt_tokens=getattr(usage, "prompt_tokens", 0) or 0,
-            completion_tokens=getattr(usage, "completion_tokens", 0) or 0,
-        )
-        return text
+        outcome, why, tries = "", "", 0
+        for attempt in range(1 + self.rubric.max_retries):
+            self._store.wait_for_turn(self.rubric.base_url, self.rubric.requests_per_minute)
+            if (left := left_s() - LAST_S) <= 0:  # before the process is killed, which would hide the reason
+                why += " (task.grading_timeout_s is over)"
+                break
+            began, tries = time.time(), tries + 1
+            try:
+                timeout_s = min(self.rubric.timeout_s, left)
+                completion = self._client.chat.completions.create(**request, timeout=timeout_s)
+                return Call(began, completion.choices[0].message.content or "", completion.usage)
+            except openai.APIStatusError as error:
+                outcome, why = f"HTTP {error.status_code}", str(error)
+            except openai.OpenAIError as error:
+                outcome, why = type(error).__name__, str(error)
+            except (ValueError, TypeError, IndexError, AttributeError) as error:  # whatever it is, it is no completion
+                outcome, why = "malformed", f"the reply is no completion: {error}"
+            self._write_down(outcome, Call(began))
+            if outcome.startswith("HTTP 4") and outcome not in AGAIN:
+                break
+            if attempt < self.rubric.max_retries:
+                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.75, 1)  # noqa: S311
+                time.sleep(max(0.0, min(pause_s, left_s() - LAST_S)))
+        raise JudgeError(f"{self._who} failed {tries} times, at last by {outcome or 'lack of time'}: {why:.{SHOWN}}")
+
+    def _write_down(self, outcome: str, call: Call) -> None:
+        tokens = {name: getattr(call.usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")}
+        self._store.write_down(self.rubric.model, outcome, call.began, **tokens)
+
+    @property
+    def _who(self) -> str:
+        return f"the judge {self.rubric.model!r} at {self.rubric.base_url}"
 
     @cached_property
     def _client(self) -> Any:
@@ -158,8 +215,7 @@ class Judge:
         return openai.OpenAI(
             base_url=settings.base_url,
             api_key=self._key,
-            timeout=settings.timeout_s,
-            max_retries=settings.max_retries,
+            max_retries=0,  # `_call` counts its tries, and keeps to the rate
         )
 
 

@@ -1,6 +1,6 @@
 """The same by a program of its own, on any host, with the URL and the token file that `bapo agent RUN` prints:
 
-    BAPO_TOKEN_FILE=outputs/demo-agents/tokens/agent/token python examples/agents/outside.py http://127.0.0.1:8720
+BAPO_TOKEN_FILE=outputs/demo-agents/tokens/agent/token python examples/agents/outside.py http://127.0.0.1:8720
 """
 
 import sys

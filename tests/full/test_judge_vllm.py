@@ -25,7 +25,7 @@ from bapo.runtime.rank_environment import free_port
 from bapo.tasks.adapters.judge import make_reward
 from bapo.tasks.base import make_prompt
 from bapo.tasks.judge_store import JudgeStore
-from bapo.tasks.judging import Rubric, question
+from bapo.tasks.judging import JudgeError, Rubric, question
 from rollout_server.engines.vllm import ENVIRONMENT
 from tests.support.wait import wait_until
 
@@ -160,8 +160,10 @@ def test_scores_are_those_that_the_model_gives_whether_or_not_calls_fail(
     assert {429, 500, "hang", "half"} <= set(struck)
     spent = {row.outcome: row.calls for row in JudgeStore(tmp_path / "failing" / "judge.sqlite").spent()}
     assert spent["ok"] == len(TEXTS)
+    assert {"HTTP 429", "HTTP 500"} <= set(spent)
 
 
 def test_a_reply_that_is_no_verdict_is_ungraded(judge: str, tmp_path: Path) -> None:
     """Without a grammar a random model writes no JSON."""
-    assert make_reward(rubric(tmp_path, judge, extra_body={}))(PROMPT, TEXTS[:2]) == [None, None]
+    with pytest.raises(JudgeError, match="gave no verdict"):
+        make_reward(rubric(tmp_path, judge, extra_body={}))(PROMPT, TEXTS[:2])

@@ -21,8 +21,9 @@ from bapo.core.errors import ConfigError
 from bapo.tasks.adapters.judge import make_reward, pairs_of
 from bapo.tasks.base import make_prompt
 from bapo.tasks.grading.components import components_of, grade_by_all
+from bapo.tasks.guard import share_of
 from bapo.tasks.judge_store import JudgeStore
-from bapo.tasks.judging import marked, score_in, verdict_of, winner
+from bapo.tasks.judging import JudgeError, marked, score_in, verdict_of, winner
 from bapo.tasks.registry import load_task
 
 Reply = Callable[[str], str]
@@ -90,6 +91,7 @@ def rubric(folder: Path, server: Server, **settings: Any) -> str:
 
 
 PROMPT = make_prompt("dataset", "2+2", {"answer": "4"})
+OUTCOME: dict[int | str, str] = {429: "HTTP 429", 503: "HTTP 503", "junk": "malformed"}
 
 
 def by_length(text: str) -> str:
@@ -121,16 +123,48 @@ def test_a_judge_that_fails_in_a_fifth_of_its_calls_gives_the_same_rewards(
 def test_a_judge_that_always_fails_leaves_responses_ungraded(tmp_path: Path, server: Server, fault: int | str) -> None:
     server.faults = itertools.repeat(fault)
     reward = make_reward(rubric(tmp_path, server, max_retries=1))
-    assert reward(PROMPT, ["a", "b"]) == [None, None]
+    with pytest.raises(JudgeError, match=f"judge' at {server.url} failed 2 times, at last by {OUTCOME[fault]}"):
+        reward(PROMPT, ["a", "b"])
     (spent,) = JudgeStore(tmp_path / "judge.sqlite").spent()
-    assert spent.outcome != "ok"
+    assert (spent.outcome, spent.calls) == (OUTCOME[fault], 4), "every try is in the ledger"
 
 
 @pytest.mark.parametrize("said", ["", "7", "score: 7", '{"score": "7"}', '{"score": 11}', '{"score": true}', "{7}"])
 def test_what_is_no_verdict_is_no_number(tmp_path: Path, server: Server, said: str) -> None:
     server.reply = lambda _: said
-    assert make_reward(rubric(tmp_path, server))(PROMPT, ["a"]) == [None]
+    with pytest.raises(JudgeError, match=r"gave no verdict in 3 replies, the last: "):
+        make_reward(rubric(tmp_path, server))(PROMPT, ["a"])
     assert len(server.asked) == 3, "asked again twice"
+    (spent,) = JudgeStore(tmp_path / "judge.sqlite").spent()
+    assert (spent.outcome, spent.calls, spent.completion_tokens) == ("no verdict", 3, 15)
+
+
+def test_a_judge_that_refuses_for_good_is_asked_once(tmp_path: Path, server: Server) -> None:
+    server.faults = itertools.repeat(404)
+    with pytest.raises(JudgeError, match="failed 1 times, at last by HTTP 404"):
+        make_reward(rubric(tmp_path, server))(PROMPT, ["a"])
+
+
+def test_a_judge_that_is_away_is_named_before_the_time_of_its_group_is_over(tmp_path: Path) -> None:
+    away = Server(reply=str, url="http://127.0.0.1:9/v1")
+    reward = make_reward(rubric(tmp_path, away))
+    began = time.monotonic()
+    with (
+        share_of(1.5, 2),
+        pytest.raises(JudgeError, match=r"127.0.0.1:9/v1 failed \d times, .*Connection error"),
+    ):
+        reward(PROMPT, ["a", "b"])
+    assert time.monotonic() - began < 1.5
+
+
+def test_equal_responses_that_are_judged_at_once_are_paid_once(tmp_path: Path, server: Server) -> None:
+    def slow(text: str) -> str:
+        time.sleep(0.05)
+        return by_length(text)
+
+    server.reply = slow
+    assert make_reward(rubric(tmp_path, server, scale=[0, 4]))(PROMPT, ["x", "xx", "x", "xx", "x"])[:2] == [0.25, 0.5]
+    assert len(server.asked) == 2
 
 
 def test_a_verdict_is_paid_once_also_by_another_process(tmp_path: Path, server: Server) -> None:
@@ -146,7 +180,8 @@ def test_a_verdict_is_paid_once_also_by_another_process(tmp_path: Path, server: 
 def test_what_was_judged_before_a_failure_is_not_judged_again(tmp_path: Path, server: Server) -> None:
     path = rubric(tmp_path, server, max_retries=0, concurrency=1)
     server.faults = iter([None, 500])
-    assert make_reward(path)(PROMPT, ["a", "b"]) == [pytest.approx(6 / 9), None]
+    with pytest.raises(JudgeError):
+        make_reward(path)(PROMPT, ["a", "b"])
     server.faults = itertools.repeat(None)
     assert make_reward(path)(PROMPT, ["a", "b"]) == [pytest.approx(6 / 9)] * 2
     assert len(server.asked) == 3
@@ -174,13 +209,19 @@ def test_a_missing_comparison_leaves_the_group_ungraded(tmp_path: Path, server: 
     server.reply = longer
     server.faults = itertools.chain([500], itertools.repeat(None))
     reward = make_reward(rubric(tmp_path, server, mode="pairwise", opponents=1, max_retries=0, concurrency=1))
-    assert reward(PROMPT, ["x", "xx", "xxx"]) == [None] * 3
+    with pytest.raises(JudgeError):
+        reward(PROMPT, ["x", "xx", "xxx"])
+    with pytest.raises(JudgeError, match="cannot be compared"):
+        reward(PROMPT, ["x"])
 
 
-def _graded(folder: Path, server: Server, texts: list[str], **settings: Any) -> dict[str, Any]:
+def _graded(
+    folder: Path, server: Server, texts: list[str], *, optional: bool = False, **settings: Any
+) -> dict[str, Any]:
     """By a function and a judge, with weights 3 and 1, where the functions' range is [-1, 1]."""
     (folder / "m.py").write_text("def full(prompt, text):\n    return 1.0 if text == 'xx' else -1.0\n")
-    judge = {"function": f"judge:{rubric(folder, server, max_retries=0, concurrency=1, **settings)}"}
+    path = rubric(folder, server, max_retries=0, concurrency=1, **settings)
+    judge = {"function": f"judge:{path}", "optional": optional}
     rewards = [{"function": f"{folder}/m.py:full", "weight": 3.0}, judge]
     task = TaskConfig.model_validate({"reward": rewards, "reward_range": [-1.0, 1.0]})
     return grade_by_all(components_of(load_task("countdown", {}), task), PROMPT, texts)
@@ -195,14 +236,15 @@ def test_a_judge_is_one_of_several_rewards_in_a_range_of_its_own(tmp_path: Path,
     assert answer == {"rewards": [0.0, 1.0], "details": {"full": [0.0, 1.0], "rubric": [0.0, 1.0]}}
 
 
-@pytest.mark.parametrize(("mode", "num"), [("score", 1), ("pairwise", 2)])
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("mode", ["score", "pairwise"])
 def test_a_failed_call_of_one_of_several_leaves_the_group_ungraded(
-    tmp_path: Path, server: Server, mode: str, num: int
+    tmp_path: Path, server: Server, mode: str, optional: bool
 ) -> None:
     server.reply = longer if mode == "pairwise" else by_length
-    server.faults = itertools.chain([500], itertools.repeat(None))
-    answer = _graded(tmp_path, server, ["x", "xx"], mode=mode, scale=[0, 4])
-    assert answer["ungraded"] == f"left {num} of 2 responses ungraded (it returned None)"
+    server.faults = itertools.repeat(500)
+    answer = _graded(tmp_path, server, ["x", "xx"], optional=optional, mode=mode, scale=[0, 4])
+    assert answer["ungraded"].startswith(f"cannot grade: the judge 'judge' at {server.url} failed 1 times")
     assert answer["by"] == f"judge:{tmp_path}/rubric.toml"
     assert "rewards" not in answer
 

@@ -124,18 +124,6 @@ def test_a_list_that_says_nothing_sure_is_refused(reward: str, part: str) -> Non
     assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        {"reward": [{"function": "judge:r.toml", "optional": True}]},
-        {"reward": [{"function": "task", "name": "r", "optional": True}], "options": {"reward": "judge:r.toml"}},
-    ],
-)
-def test_a_judge_is_not_optional_because_its_none_is_a_failed_call(task: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="'r' of the list cannot be optional"):
-        TaskConfig.model_validate(task)
-
-
 # -- what a response gets
 
 

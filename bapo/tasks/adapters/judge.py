@@ -3,8 +3,8 @@
     score       each response --> {"score": 7} on the scale 1 to 10 --> 0.67
     pairwise    response i against i + 1, ..., i + opponents of its group, in both orders --> share of wins, a tie is .5
 
-A response whose judge could not be had, or said nothing that is a verdict, is ungraded (None): its group is graded
-again, and what the judge has said meanwhile comes from the store.
+If the judge could not be had for a response, or said nothing that is a verdict, its group is ungraded, with the reason,
+and graded again: what the judge has said meanwhile comes from the store.
 
 Not supported: images; comparisons between groups.
 """
@@ -16,51 +16,49 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bapo.core.types import Prompt
 from bapo.tasks.base import columns_of, conversation_of
-from bapo.tasks.judging import Judge, question, read_rubric, score_in, winner
+from bapo.tasks.judging import Judge, JudgeError, question, read_rubric, score_in, winner
 
 GRADES_GROUPS = True
 """All responses of a group are judged together: at the same time, or against each other."""
 
 
-def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float | None]]:
+def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float]]:
     """The reward of a rubric file. Raises: ConfigError."""
     judge = Judge(read_rubric(name))
     of_group = _scored if judge.rubric.mode == "score" else _compared
     return lambda prompt, texts: of_group(judge, prompt, texts)
 
 
-def _scored(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
-    """[G] scores."""
+def _scored(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float]:
+    """[G] scores. Raises: JudgeError."""
     task, answer, read = _shown(prompt), columns_of(prompt).get("answer"), score_in(judge.rubric.scale)
 
-    def score(text: str) -> float | None:
+    def score(text: str) -> float:
         return judge.ask(question(judge.rubric, task, answer, [("response", text)]), read)
 
     with ThreadPoolExecutor(judge.rubric.concurrency) as pool:
         return list(pool.map(score, texts))
 
 
-def _compared(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
-    """[G] shares of wins; None for all if a comparison is missing, since shares would not be comparable."""
+def _compared(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float]:
+    """[G] shares of wins. Raises: JudgeError, also for one missing comparison: shares would not be comparable."""
     task, answer, num = _shown(prompt), columns_of(prompt).get("answer"), len(texts)
     if num == 1:
-        return [None]
+        raise JudgeError('a response without another one of its prompt cannot be compared: use mode = "score"')
     pairs = pairs_of(num, judge.rubric.opponents)
 
-    def wins(pair: tuple[int, int]) -> float | None:
+    def wins(pair: tuple[int, int]) -> float:
         """Of the first one: 1, .5 or 0."""
         first, second = (texts[place] for place in pair)
         if first == second:
             return 0.5
         said = judge.ask(question(judge.rubric, task, answer, [("A", first), ("B", second)]), winner)
-        return None if said is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[said]
+        return {"A": 1.0, "B": 0.0, "tie": 0.5}[said]
 
     with ThreadPoolExecutor(judge.rubric.concurrency) as pool:
         found = list(pool.map(wins, pairs))
     won, met = [0.0] * num, [0] * num
     for (first, second), share in zip(pairs, found, strict=True):
-        if share is None:
-            return [None] * num
         won[first] += share
         won[second] += 1 - share
         met[first] += 1

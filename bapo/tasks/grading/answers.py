@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from bapo.core.reward_details import FACT_CHARS, is_fact
 from bapo.core.types import SAME_REWARD, Prompt
 from bapo.core.user_code import place_of
-from bapo.tasks.base import ROW
+from bapo.tasks.base import ROW, NoRewardError
 from bapo.tasks.rewards import Verifier
 
 MAX_SHOWN = 500
@@ -25,11 +25,13 @@ def grade(verifier: Verifier, prompt: Prompt, texts: list[str], reward_range: tu
     """What one verifier says of a group, whose mistakes become messages, never a reward.
 
     Returns: {"rewards": [G] in [0, 1]} with "facts", {name: [G], NaN where there is none}, if there are any;
-        {"failed": message}; or {"ungraded": message, "num_ungraded": responses}.
+        {"failed": message}; or {"ungraded": message}, with "num_ungraded" if it returned None for so many.
     """
     where = f"(on the response {texts[0][:200]!r})" if len(set(texts)) == 1 else f"(on {len(texts)} responses)"
     try:
         return _checked(list(verifier(prompt, texts)), texts, reward_range)
+    except NoRewardError as error:
+        return {"ungraded": f"cannot grade: {error}"}
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
         return {"failed": f"raised {described(error)}{place_of(error)} {where}{_hint(error, prompt)}"}
 

@@ -31,8 +31,6 @@ class Component:
     range: tuple[float, float]
     settings: RewardConfig | None = None
     """None: it is the only one, and has no name."""
-    advice: str = OPTIONAL
-    """To whoever returns None for all responses of a group."""
 
 
 def components_of(task: Task, settings: TaskConfig) -> list[Component]:
@@ -43,13 +41,11 @@ def components_of(task: Task, settings: TaskConfig) -> list[Component]:
 
 
 def _component(task: Task, settings: TaskConfig, function: str, reward: RewardConfig | None = None) -> Component:
-    is_judge = settings.is_judge(function)
-    general = (0.0, 1.0) if is_judge else settings.reward_range
+    general = (0.0, 1.0) if settings.is_judge(function) else settings.reward_range
     return Component(
         verifier=_verifier(task, function),
         range=(reward and reward.range) or general,
         settings=reward,
-        advice="" if is_judge else OPTIONAL,
     )
 
 
@@ -72,7 +68,7 @@ def grade_by_all(components: Sequence[Component], prompt: Prompt, texts: list[st
         if settings is not None and settings.optional and applies_to_none:
             continue
         if "rewards" not in answer:
-            return answer if settings is None else _named(answer, settings, component.advice if applies_to_none else "")
+            return answer if settings is None else _named(answer, settings, OPTIONAL if applies_to_none else "")
         weight = 1.0 if settings is None else settings.weight
         weights += weight
         rewards = [total + weight * reward for total, reward in zip(rewards, answer["rewards"], strict=True)]
