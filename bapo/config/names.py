@@ -28,7 +28,8 @@ task.reward                    |   | reward_funcs, reward_weights | reward.custo
 reward.custom_reward_function.name, custom_reward_function.path, custom_reward_function.name
 task.options.path              |   | train_dataset, dataset_name | data.train_files
 task.options.held_out          |   | eval_dataset | data.val_files
-algorithm.batch_size           | B | per_device_train_batch_size, generation_batch_size | data.train_batch_size
+algorithm.batch_size           | B | per_device_train_batch_size, generation_batch_size, gradient_accumulation_steps | \
+data.train_batch_size
 algorithm.group_size           | G | num_generations | *rollout.n
 algorithm.high_window          | S | |
 algorithm.max_reevaluated      | M | |
@@ -50,7 +51,7 @@ learner.weight_decay           |   | weight_decay | *actor.optim.weight_decay
 learner.grad_clip              |   | max_grad_norm | *actor.grad_clip, *actor.optim.clip_grad
 learner.minibatch_size         |   | steps_per_generation | *actor.ppo_mini_batch_size
 learner.epochs                 |   | num_iterations | *actor.ppo_epochs
-learner.microbatch_tokens      |   | gradient_accumulation_steps | \
+learner.microbatch_tokens      |   | | \
 *actor.ppo_max_token_len_per_gpu, *actor.ppo_micro_batch_size_per_gpu
 learner.gradient_checkpointing |   | gradient_checkpointing | *model.enable_gradient_checkpointing
 learner.num_ranks              |   | | trainer.n_gpus_per_node
@@ -169,6 +170,10 @@ RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
 _ALWAYS_VLLM = "not needed: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
 _LORA = "write [model.lora] with rank, alpha, targets, rslora (docs/lora.md)"
 _NO_QLORA = "not supported: a quantized model cannot be trained; [model.lora] keeps it in bfloat16 (docs/lora.md)"
+_IN_BATCHES = (
+    ", in batches: TRL counts updates, of which a batch has num_iterations x steps_per_generation / "
+    "gradient_accumulation_steps (num_iterations, unless steps_per_generation is set)"
+)
 _ADVICE = {
     "loss_type": 'use loss.aggregation: "token_mean" for dapo and bnpo, "seq_mean_token_mean" for grpo, "const_len" '
     'for dr_grpo; or preset = "trl-grpo", which is TRL\'s default "dapo", or "cispo"',
@@ -184,9 +189,14 @@ _ADVICE = {
     "generation_batch_size": "use algorithm.batch_size, in prompts: generation_batch_size / num_generations",
     "steps_per_generation": "use learner.minibatch_size, in prompts: algorithm.batch_size x "
     "gradient_accumulation_steps / steps_per_generation; null: one update per batch",
-    "gradient_accumulation_steps": "not needed: learner.microbatch_tokens bounds the memory of a pass",
-    "num_train_epochs": "use run.num_steps, in learner steps",
-    "warmup_ratio": "use learner.warmup_steps, in steps",
+    "gradient_accumulation_steps": "use algorithm.batch_size, in prompts: per_device_train_batch_size x devices x "
+    "gradient_accumulation_steps / num_generations; learner.microbatch_tokens alone bounds the memory of a pass",
+    "max_steps": f"use run.num_steps{_IN_BATCHES}",
+    "save_steps": f"use checkpoint.every{_IN_BATCHES}",
+    "eval_steps": f"use evaluation.every{_IN_BATCHES}",
+    "num_train_epochs": "use run.num_steps, in learner steps, each a batch of prompts",
+    "warmup_steps": f"use learner.warmup_steps{_IN_BATCHES}",
+    "warmup_ratio": "use learner.warmup_steps, in steps: the ratio x run.num_steps",
     "load_best_model_at_end": "use checkpoint.keep_best = 1 and bapo export RUN --best",
     "metric_for_best_model": "use evaluation.best_measure, the name of a held-out split",
     "callbacks": "use evaluation.patience and evaluation.min_improvement for early stopping; there are no callbacks",
@@ -198,7 +208,8 @@ _ADVICE = {
     "logging_steps": "not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
     "log_completions": "use bapo view RUN: the page shows responses",
     "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
-    "reward_weights": "use weights in task.reward = [{ function = ..., weight = ... }], divided by their sum "
+    "reward_weights": "use weights in task.reward = [{ function = ..., weight = ... }], divided by their sum, as the "
+    "reward is in [0, 1]: without scale_rewards, multiply learner.lr by the sum, and divide loss.kl_coef by it "
     "(docs/your_task.md)",
     "optim": "not there: AdamW always; its settings are in [learner]",
     "use_vllm": _ALWAYS_VLLM,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from bapo.algorithms.settings import Frozen
 from bapo.core.errors import did_you_mean
@@ -27,8 +27,8 @@ class RewardConfig(Frozen):
 
     function: str
     """As `task.reward` alone, or `task` for the task's own reward."""
-    weight: float = Field(1.0, gt=0)
-    """Divided by the sum of the weights."""
+    weight: float = 1.0
+    """Above 0; divided by the sum of the weights."""
     name: str = Field("", pattern=NAME_PATTERN, validate_default=True)
     """In metrics; default: the function's name, or that of the judge's rubric."""
     range: tuple[float, float] | None = None
@@ -46,6 +46,17 @@ class RewardConfig(Frozen):
             return table
         last = function.removesuffix(".py").removesuffix(".toml").replace(":", ".").replace("/", ".").rpartition(".")[2]
         return {**table, "name": last.lstrip("_")}
+
+    @field_validator("weight")
+    @classmethod
+    def weight_is_positive(cls, weight: float) -> float:
+        """Check it, and say what else a user may want."""
+        if not weight > 0:
+            raise ValueError(
+                "must be above 0; to record a number that does not count, return (reward, facts); for a penalty, "
+                "return a lower reward"
+            )
+        return weight
 
     @model_validator(mode="after")
     def range_rises(self) -> Self:

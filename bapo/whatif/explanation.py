@@ -66,7 +66,10 @@ def clause(result: GroupResult, step: int, words: Mapping[str, str]) -> str:
         "reused": f"its stored group of step {result.birth}",
     }[kind_of(result, step)]
     meaning = f": {words[result.reason]}" if result.reason in words else ""
-    return f"{which} had {of_size(stat_of(result))}, {result.reason}{meaning}"
+    stat = stat_of(result)
+    is_flat = result.origin is not None and len({stat.rewards[row] for row in stat.sampled_rows}) == 1
+    flat = " (all its rewards are equal: it has no advantage)" if is_flat and stat.size > 1 else ""
+    return f"{which} had {of_size(stat)}, {result.reason}{meaning}{flat}"
 
 
 def of_size(stat: GroupStat) -> str:

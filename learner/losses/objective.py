@@ -43,7 +43,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bapo.config.objective import Aggregation, LossConfig
-from learner.losses.base import PolicyLoss, Rows, TokenInputs, load_loss
+from bapo.core.errors import ConfigError
+from learner.losses.base import PolicyLoss, Rows, Surrogate, TokenInputs, load_loss
 from learner.losses.ratios import geometric_ratio, log_ratio, ratio, sequence_ratio
 
 Int64s = NDArray[np.int64]
@@ -84,6 +85,11 @@ class Objective:
         """Surrogate and KL of each token; differentiable with respect to `logprobs_M` only."""
         settings, anchor_M = self.settings, known_anchor(logprobs_M, inputs)
         found = self.loss.surrogate(logprobs_M, anchor_M, inputs)
+        if not isinstance(found, Surrogate):
+            raise ConfigError(
+                f"loss.name = {settings.name}: surrogate returned a {type(found).__name__}; it must return "
+                "learner.losses.base.Surrogate(loss_M=..., ratio_M=..., clipped_M=...)"
+            )
         surrogate_M = found.loss_M
         if takes_importance_weight(settings):
             weight_M, kept_M = importance_weight(anchor_M, inputs.rollout_M, inputs.rows, settings)

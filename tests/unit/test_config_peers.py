@@ -150,7 +150,7 @@ def test_the_table_of_options_is_of_these_lists() -> None:
         ("loss_type", table.HAVE),
         ("actor_rollout_ref.rollout.n", table.HAVE),
         ("fsdp", table.OTHERWISE),
-        ("gradient_accumulation_steps", table.OTHERWISE),
+        ("gradient_accumulation_steps", table.HAVE),
         ("trainer.val_before_train", table.OTHERWISE),
         ("top_k", table.REFUSED),
         ("top_p", table.REFUSED),

@@ -69,6 +69,8 @@ def sft(
         f"--learner.minibatch_size={batch_size}", f"--cadence.weight_sync_interval={num_steps}",
         f"--cadence.reevaluation_interval={num_steps}", "--learner.port=0",
     ]  # fmt: skip
+    if "learner.warmup_steps" not in names:  # of a run of thousands of steps: a short one would never reach its rate
+        own.append(f"--learner.warmup_steps={min(given.learner.warmup_steps, num_steps // 10)}")
     if not any(token.startswith("--run.name") for token in overrides):
         own.append(f"--run.name={free_name(Path(given.run.root), f'{Path(data).stem[:50]}-sft')}")
     run = create_run(load_config(files, [*DEFAULTS, *overrides, *own]))

@@ -121,7 +121,11 @@ def time_estimate(config: Config) -> str:
         if metrics and _size(other) == _size(config):
             step_s = statistics.fmean(float(row["step_s"]) for row in metrics[-RATE_STEPS:])
             total = duration(step_s * config.run.num_steps)
-            return f"about {total} and evaluations: {step_s:.1f} s per step in {run.path}, {config.run.num_steps} steps"
+            judged = ", and the calls of the judge" if _has_judge(config) and not _has_judge(other) else ""
+            return (
+                f"about {total} and evaluations{judged}: {step_s:.1f} s per step in {run.path}, "
+                f"{config.run.num_steps} steps"
+            )
     return (
         f"unknown: {config.run.root} has no run of this size; run a few steps (--run.num_steps 3 --run.name try) and "
         "see the time per step in the live table"
@@ -131,6 +135,10 @@ def time_estimate(config: Config) -> str:
 def _latest_runs(root: Path) -> list[RunDirectory]:
     paths = sorted(root.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
     return [RunDirectory(path.parent) for path in paths[:MAX_RUNS]]
+
+
+def _has_judge(config: Config) -> bool:
+    return any(map(config.task.is_judge, config.task.reward_functions))
 
 
 def _size(config: Config) -> tuple[object, ...]:

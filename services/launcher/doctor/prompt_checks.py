@@ -9,13 +9,14 @@ from itertools import chain
 
 from bapo.core.errors import BapoError
 from bapo.core.types import Prompt
-from bapo.runtime.model_files import embedding_rows
+from bapo.runtime.model_files import UNKNOWN, embedding_rows
 from bapo.tasks.base import ROW
-from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids
+from bapo.tasks.prompt_tokens import ended_prompts, prompt_token_ids, round_trips_of
 from services.launcher.doctor.checks import Check
 from services.launcher.doctor.file_tokenizer import SETTINGS, TOKENIZER, FileTokenizer, has_tokenizer
 from services.launcher.doctor.situation import Situation
 
+NUM_ROUND_TRIPS = 64
 NUM_ENDS = 20
 """Prompts whose last token is looked at."""
 
@@ -79,6 +80,9 @@ def prompts(situation: Situation) -> Iterator[Check]:
         if time.monotonic() > until:
             break
     yield _result(situation, long, unknown, num_rows, _share(num, len(every)), longest)
+    found = round_trips_of(tokenizer, every[:: max(1, len(every) // NUM_ROUND_TRIPS)])
+    if found.is_wrong and UNKNOWN in found.example[1]:  # any other change may be one of this file, and not of its class
+        yield Check(name="prompts", status="fail", detail=found.complaint)
     if complaint := ended_prompts(tokenizer, every[:NUM_ENDS]):
         yield Check(name="prompts", status="warn", detail=complaint)
 

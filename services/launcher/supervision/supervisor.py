@@ -152,7 +152,7 @@ ADVICE = {
     ConfigError.exit_code: "change the setting and restart; nothing was trained with it",
     StorageError.exit_code: "fix the reported problem (disk, service or reward function), then resume the run; "
     "to change a setting, start a new run",
-    DivergenceError.exit_code: "the previous checkpoint is intact; start a new run: {}",
+    DivergenceError.exit_code: "earlier checkpoints are intact; start a new run: {}",
     DeadlineError.exit_code: "see the log of the process that did not respond, then resume the run",
     RankLostError.exit_code: "see the logs of the other ranks (learner*.log), one of which exited or stopped first, "
     "then resume the run",
@@ -173,7 +173,9 @@ def explain(child: Child, config: Config) -> str:
     if child.num_restarts:
         lines.append(f"It was restarted {child.num_restarts} times (supervision.max_restarts).")
     if code in ADVICE:
-        lines.append(f"Hint: {ADVICE[code].format(lower(config, *LOWERED.get(code, ())) or ELSE)}")
+        is_own = code == DivergenceError.exit_code and ":" in config.loss.name
+        own = f", or correct {config.loss.name}" if is_own else ""
+        lines.append(f"Hint: {ADVICE[code].format(lower(config, *LOWERED.get(code, ())) or ELSE)}{own}")
     lines.append(f"Log: {child.spec.log_path}")
     return "\n".join(lines)
 
