@@ -34,11 +34,10 @@ class BufferConfig(Frozen):
     max_memory_mb: int = Field(2048, ge=16)
     """Of the embedded Redis; above 90 % (maxmemory) pushes get 503, and nothing is evicted."""
     direct: bool = True
-    """A learner on the machine of a Redis with a unix socket reads frames from it, as a restricted user; false: through
-    the service."""
+    """A learner on the machine of a Redis with a unix socket reads frames from it; false: through the service."""
     max_fresh_groups: int | None = Field(None, ge=1)
-    """Most fresh groups queued; then, once the next batch is complete, workers get no fresh requests and their pushes
-    wait (429). At least algorithm.batch_size; null: unlimited."""
+    """Most fresh groups queued; then, once the next batch is complete, workers get no fresh requests and pushes wait
+    (429). At least algorithm.batch_size; null: unlimited."""
     max_fresh_mb: int | None = Field(None, ge=1)
     """The same in MB; null: only max_memory_mb applies."""
     lease_s: float = Field(120.0, ge=0.1, le=MAX_SECONDS)

@@ -42,8 +42,8 @@ class RunConfig(Frozen):
     seed: int = Field(42, ge=0, lt=1 << 63)
     """Of all randomness: data order, filters, X3 and re-evaluation sampling."""
     deterministic: bool = False
-    """Each response has its own seed: two runs with one seed and commit on one machine train the same groups
-    (docs/faq.md). Needs `cadence.max_steps_ahead = 0`."""
+    """A seed per response: runs of one seed and commit on one machine train the same groups (docs/faq.md). Needs
+    `cadence.max_steps_ahead = 0`."""
     num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """T: learner steps."""
 
@@ -72,9 +72,8 @@ class LoraConfig(Frozen):
     rslora: bool = False
     """The scale is alpha / sqrt(r) (rank-stabilized LoRA, Kalajdzievski 2023)."""
     targets: TargetGroup | Annotated[list[str], Field(min_length=1)] = "all"
-    """Linear layers of the decoder that are adapted: `attention` (`q_proj`, `k_proj`, `v_proj`, `o_proj`), `mlp`
-    (`gate_proj`, `up_proj`, `down_proj`), `all` of both, or a list of names such as `["q_proj", "v_proj"]`. Never
-    embeddings, the head or a vision tower."""
+    """Layers of the decoder: `attention` (`q_proj`, `k_proj`, `v_proj`, `o_proj`), `mlp` (`gate_proj`, `up_proj`,
+    `down_proj`), `all` of both, or a list of names; never embeddings, the head or a vision tower."""
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -125,11 +124,10 @@ class TaskConfig(Frozen):
     """Refuse a start in which gold answers get reward 0 or a row cannot be graded; false: warn, for data without right
     answers."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MAX_SECONDS)
-    """A reward function that takes longer on one group is killed and the group retried, never rewarded 0. In task
-    `mathematics` each response has an equal share, and one that takes longer counts as incorrect."""
+    """Seconds for a group; then the reward function is killed and the group retried, never rewarded 0. In task
+    `mathematics` a response that takes more than an equal share counts as incorrect."""
     grading_memory_mb: int = Field(4096, ge=64)
-    """MiB of a grading process with its children (a worker has two); above it the process is killed and the group
-    retried."""
+    """MiB of a grading process with its children (a worker has two); above it, it is killed and the group retried."""
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -193,14 +191,14 @@ class EvaluationConfig(SamplingConfig):
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
     """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `stop` and so on."""
     temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
-    """Further temperatures at which splits are measured before and after training, as `SPLIT@0.3`: a model that only
-    became more deterministic does not exceed the base model at its best temperature."""
+    """Further temperatures before and after training, as `SPLIT@0.3`: a model that only became more deterministic does
+    not exceed the base model at its best temperature."""
     at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     """Numbers of training responses at which the weights are measured as after training, to compare methods at equal
     responses."""
     best_measure: str | None = None
-    """What the best weights are chosen by: a split, or SPLIT@TEMPERATURE, which is then measured during the run, too;
-    null: the first split."""
+    """Measure of the best weights: a split, or SPLIT@TEMPERATURE, then also measured during the run; null: the first
+    split."""
     patience: int | None = Field(None, ge=1)
     """End the run after this many measurements of `best_measure` in a row without an improvement; null: never."""
     min_improvement: float = Field(0.0, ge=0, lt=1)
@@ -260,8 +258,8 @@ class SupervisionConfig(Frozen):
     restart_backoff_s: float = Field(0.5, ge=0, le=MAX_SECONDS)
     """Seconds before the first restart; doubles with each further one in the window, up to 30."""
     stall_s: float = Field(900.0, ge=0, le=MAX_SECONDS)
-    """Seconds without progress after which a stall is reported with its cause; 0: never. Longer than a learner step and
-    the startup of an engine."""
+    """Seconds without progress after which a stall is reported with its cause; 0: never. Longer than a step and the
+    start of an engine."""
     stall_ends_run: bool = False
     """A stalled run exits with code 5."""
 
