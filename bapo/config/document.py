@@ -60,8 +60,8 @@ valid TOML. A table in a file is merged into the table below it; an override rep
 Unknown keys, wrong types and invalid combinations are rejected before anything starts. `bapo config show` prints the
 resolved config; `bapo config diff A B` compares two.
 
-The type of a setting is that of its default; in parentheses are its other values. A setting "or your own" takes
-`package.module:Class` or `file.py:Class`. Port 0 is a free port.
+The type of a setting is that of its default; in parentheses are its other values. Text is quoted in TOML. A setting "or
+your own" takes `package.module:Class` or `file.py:Class`. Port 0 is a free port.
 """
 
 
@@ -142,7 +142,8 @@ def _row(key: str, field: FieldInfo) -> str:
     others = ", ".join(filter(None, [_other_types(field.annotation, default), *_bounds(field)]))
     if default is None and not others:
         others = _words(field.annotation).removesuffix(" or null")
-    cell = f"`{shown(default)}`" + (f" ({others})" if others else "")
+    value = default if isinstance(default, str) and default else shown(default)
+    cell = f"{value} ({others})" if others else str(value)
     return f"| `{key}` | {_cell(cell)} | {_cell(field.description or '')} |"
 
 
@@ -154,7 +155,7 @@ def _other_types(annotation: Any, default: object) -> str:
     found: list[str] = []
     for kind in typing.get_args(annotation) if is_union else (annotation,):
         if typing.get_origin(kind) is typing.Literal:
-            found += (f"`{value}`" for value in typing.get_args(kind) if value != default)
+            found += (str(value) for value in typing.get_args(kind) if value != default)
         elif kind in SHOWN_BY_DEFAULT if default is None else kind is not type(default):
             found.append(_words(kind))
     return ", ".join(found) if default is not None or len(found) > 1 else ""
@@ -162,13 +163,16 @@ def _other_types(annotation: Any, default: object) -> str:
 
 def _bounds(field: FieldInfo) -> list[str]:
     """Bounds that say more than that it is a number, and do not guard a data type."""
-    found = [
-        f"{sign} {getattr(rule, name)}"
+    found = {
+        sign: getattr(rule, name)
         for rule in field.metadata
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if getattr(rule, name, None) is not None and getattr(rule, name) < GUARD
-    ]
-    return [] if len(found) == 1 and found[0] in OBVIOUS else found
+    }
+    if found.keys() == {">=", "<="}:
+        return [f"{found['>=']} to {found['<=']}"]
+    bounds = [f"{sign} {bound}" for sign, bound in found.items()]
+    return [] if len(bounds) == 1 and bounds[0] in OBVIOUS else bounds
 
 
 def _words(annotation: Any) -> str:
@@ -176,7 +180,7 @@ def _words(annotation: Any) -> str:
     if annotation is types.NoneType:
         return "null"
     if origin is typing.Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return ", ".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(argument) for argument in arguments)
     if origin is typing.Annotated:
