@@ -41,7 +41,7 @@ class AgentsConfig(Frozen):
     max_turns: int = Field(64, ge=1)
     """Calls of the model in an episode; a further one is refused."""
     max_tokens: int | None = Field(None, ge=1)
-    """Context and sampled tokens of an episode, with forks; null: `learner.microbatch_tokens`, which must hold it."""
+    """Context and sampled tokens of an episode, with forks; null: `learner.microbatch_tokens`, its limit."""
     with_answers: bool = True
     """Send agents the columns of a prompt that its reward reads, as environments may need; agents are trusted with
     them."""

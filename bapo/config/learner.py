@@ -28,7 +28,7 @@ class LearnerConfig(Frozen):
     grad_clip: float = Field(1.0, gt=0)
     """Maximum L2 norm of the gradient."""
     minibatch_size: int | None = Field(64, ge=1)
-    """Groups per optimizer step; a batch is split into near-equal mini-batches. null: one step per batch."""
+    """Groups per optimizer step, in near-equal mini-batches. null: one step per batch."""
     epochs: int = Field(1, ge=1)
     """Passes over a batch."""
     epochs_until: int | None = Field(None, ge=1)
@@ -54,8 +54,8 @@ class LearnerConfig(Frozen):
     """Ranks that share one copy of weights, gradients and moments; others hold replicas (HSDP). Set it to the GPUs of a
     node; null: all."""
     collective_timeout_min: float = Field(10.0, gt=0, le=MAX_SECONDS / 60)
-    """Minutes after which a collective of a pass fails because a rank is lost; waits for batches, weights and
-    checkpoints do not count."""
+    """Minutes after which a collective of a pass (not a wait for batches, weights or checkpoints) fails because a rank
+    is lost."""
     num_threads: int = Field(1, ge=1)
     """CPU threads per rank."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -103,8 +103,8 @@ class DiagnosticsConfig(Frozen):
     texts: int = Field(1, ge=0)
     """Steps between records of the texts of all responses, also of untrained groups; 0: never."""
     texts_mb: int = Field(8, ge=1)
-    """Most MB of frames per step whose texts are recorded: of the batch, and as much of untrained groups, which the
-    buffer keeps until the next checkpoint."""
+    """Most MB of frames per step whose texts are recorded: of the batch, and as much of untrained groups, kept in the
+    buffer until the next checkpoint."""
 
 
 class SftConfig(Frozen):

@@ -27,16 +27,16 @@ class LossConfig(Frozen):
     """Center of the trust region (docs/paper.md, Algorithm 1); `interpolated`: AReaL's `decoupled` without an extra
     forward pass."""
     clip_low: float | None = Field(0.2, ge=0)
-    """The ratio is clipped at 1 - clip_low; null: unbounded, where the loss allows it. For `dppo` a difference of
-    probabilities."""
+    """The ratio is clipped at 1 - clip_low (`dppo`: a difference of probabilities); null: unbounded, if the loss allows
+    it."""
     clip_high: float | None = Field(0.28, ge=0)
     """At 1 + clip_high; else as clip_low."""
     dual_clip: float | None = Field(10.0, gt=1)
-    """Bound of the loss for negative advantages, for losses with PPO's clip; null: off."""
+    """Bound of the loss for negative advantages with PPO's clip; null: off."""
     aggregation: Aggregation = "token_mean"
     """Of token losses over the global mini-batch."""
     advantage: str = "group"
-    """Baseline: the group (eq. 2), a critic (`gae`), another one (docs/methods.md), or your own."""
+    """Baseline: the group (eq. 2), a critic (`gae`), others (docs/methods.md), or your own."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """The advantage's own settings."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
@@ -190,7 +190,7 @@ class ShapingConfig(Frozen):
     overlong_factor: float = Field(1.0, gt=0)
     """Penalty at full length."""
     overlong_filter: bool = False
-    """Exclude truncated responses from the loss and its denominators; their rewards still count for the group."""
+    """Exclude truncated responses from the loss and its denominators; their rewards still count."""
     length_weight: float = Field(0.0, ge=0)
     """Factor on Kimi k1.5's length reward: short correct responses gain, long incorrect ones lose."""
     length_warmup_steps: int = Field(0, ge=0)

@@ -42,7 +42,7 @@ class SamplingConfig(Frozen):
     max_response_tokens: int | None = Field(None, ge=1)
     """At most `rollout.max_response_tokens`."""
     repetition_penalty: float | None = Field(None, gt=0)
-    """Divides the positive logits of tokens in prompt and response, multiplies the negative ones; 1: off."""
+    """Divides positive logits of tokens in prompt and response, multiplies negative ones; 1: off."""
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     """Subtracted from the logits of tokens in the response; 0: off."""
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -93,14 +93,13 @@ class RolloutConfig(Frozen):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """vLLM's EngineArgs."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Ray resources of one worker, `{ GPU = 1 }` or those of `ray start --resources`; empty: one GPU for vLLM's CUDA
-    build, else one CPU."""
+    """Ray resources of a worker, such as `{ GPU = 1 }`; empty: one GPU for vLLM's CUDA build, else one CPU."""
     gpus: GpuIndices | None = None
     """GPUs of this machine for the workers (torch device indices); null: those that the learner does not use."""
     weights_cache: str | None = None
-    """Folder for weight files on hosts that cannot read the learner's; null: the temporary directory."""
+    """Folder for weights on hosts that cannot read the learner's; null: the temporary directory."""
     host: Annotated[str, AfterValidator(bare_host)] = "127.0.0.1"
-    """Address of the control API, from which other hosts download weights; overridden by BAPO_HOST."""
+    """Of the control API, from which other hosts download weights; overridden by BAPO_HOST."""
     port: int = Field(8710, ge=0, le=65535)
     """Of the control API."""
     weight_transfer: Literal["auto", "nccl", "ipc", "file"] = "auto"

@@ -21,10 +21,11 @@ from tests.support.peers import VERSIONS, stored
 
 PAGE = Path("docs/options.md")
 HAVE, OTHERWISE, REFUSED, MISSING = "have", "have otherwise", "refused", "missing"
+NOT_NEEDED = "not needed"
 BEGINNINGS = {
     "use ": OTHERWISE,
     "write ": OTHERWISE,
-    "not needed": OTHERWISE,
+    NOT_NEEDED: OTHERWISE,
     "refused": REFUSED,
     "not there": MISSING,
     "not supported": MISSING,
@@ -87,13 +88,12 @@ def _have() -> Iterator[str]:
 
 
 def _others() -> Iterator[str]:
-    rows = _rows()
-    for wanted in (OTHERWISE, REFUSED, MISSING):
-        yield f"## {wanted.capitalize()}\n\n| TRL | verl | here |\n|---|---|---|"
-        for text, (trl, verl) in rows.items():
-            if mark_of(text) == wanted:
-                yield f"|{_code(_shortened(trl))}|{_code(verl)}| {_linked(text)} |"
-        yield ""
+    parts: dict[str, list[str]] = {"## Have otherwise": [], "### Not needed": [], "## Refused": [], "## Missing": []}
+    for text, (trl, verl) in _rows().items():
+        heading = "### Not needed" if text.startswith(NOT_NEEDED) else f"## {mark_of(text).capitalize()}"
+        parts[heading].append(f"|{_code(_shortened(trl))}|{_code(verl)}| {_linked(text)} |")
+    for heading, rows in parts.items():
+        yield "\n".join([f"{heading}\n\n| TRL | verl | here |\n|---|---|---|", *rows, ""])
 
 
 def _rows() -> dict[str, tuple[list[str], list[str]]]:
@@ -136,7 +136,7 @@ def _code(names: Iterable[str]) -> str:
 
 def _linked(text: str) -> str:
     """What to do, without the words that the heading has."""
-    said = re.sub(r"^(use|not there[:;]|not supported:|refused:) ", "", text)
+    said = re.sub(r"^(use|not needed:|not there[:;]|not supported:|refused:) ", "", text)
     return re.sub(r"docs/(\w+)\.md(#[\w-]+)?", r"[\1](\1.md\2)", said)
 
 
