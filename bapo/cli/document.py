@@ -67,7 +67,7 @@ def _row(command: Any, context: click.Context) -> str:
     arguments = " ".join(command.collect_usage_pieces(context)[1:])
     usage = f"{context.command_path} {arguments}".replace(f"[{OVERRIDES}]...", "[CONFIG]").replace("}...", "").strip()
     names = [name for parameter in command.get_params(context) if (name := _name(parameter, context))]
-    options = f"`{'`, `'.join(names)}` " if names else ""
+    options = f"`{', '.join(names)}` " if names else ""
     return f"| `{usage.replace('|', BAR)}` | {text} | {options}|"
 
 

@@ -91,14 +91,17 @@ def _presets() -> Iterator[str]:
 
 def _methods() -> Iterator[str]:
     yield "## Settings of one composer, selector or loss\n"
-    yield "Of the one that the config names; your own has those of its class `Settings`.\n"
+    yield "Of the one that the config names; your own has those of its class `Settings`. Empty cells: as above.\n"
     for kind in KINDS:
         yield f"| {kind.what}: `[{kind.options}]` {HEADER}---|"
         names: dict[str, list[str]] = {}
         for name in kind.names():
             for row in _rows(kind.find(name).Settings).values():
                 names.setdefault(row, []).append(name)
-        yield from (f"| {_code(found)} {row}" for row, found in names.items())
+        above: list[str] = []
+        for row, found in names.items():
+            yield f"| {'' if found == above else _code(found) + ' '}{row}"
+            above = found
         yield ""
 
 

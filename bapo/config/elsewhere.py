@@ -42,8 +42,8 @@ ADVICE = (
            "trainer.v1.* trainer.use_v1"),
     Advice("use [loss.advantage_options] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
            "critic.* algorithm.gamma algorithm.lam trainer.critic_warmup"),
-    Advice("not needed: the reference model has the learner's settings; loss.kl_coef > 0 with "
-           "loss.kl_ref = \"reference\" loads it", "", "actor_rollout_ref.ref.*"),
+    Advice("not needed: loss.kl_coef > 0 with loss.kl_ref = \"reference\" loads it, with the learner's settings", "",
+            "actor_rollout_ref.ref.*"),
     # -- what has another form here
     Advice("use task.options = { chat_options = { enable_thinking = false } }", "chat_template_kwargs",
            "data.apply_chat_template_kwargs"),
@@ -60,7 +60,7 @@ ADVICE = (
            "eval_on_start eval_delay", "trainer.val_before_train"),
     Advice('use model.dtype: "bfloat16" or "float32"; float16 is not supported',
            "fp16 fp16_full_eval bf16_full_eval tf32", "*.fsdp_config.dtype *.model_dtype reward_model.rollout.dtype"),
-    Advice("use learner.lr_final, the fraction of lr at the end; the schedules have no other parameters",
+    Advice("use learner.lr_final, a share of lr; the schedules have no other parameters",
            "lr_scheduler_kwargs", "*.min_lr_ratio *.num_cycles *.warmup_style *.zero_indexed_step"),
     Advice("use learner.warmup_steps, in steps", "", "*.lr_warmup_steps_ratio"),
     Advice("use run.num_steps", "", "*.total_training_steps"),
@@ -98,8 +98,8 @@ ADVICE = (
            "*.loss_scale_factor"),
     Advice("use a list in task.reward: summed by weights, then normalized by group", "multi_objective_aggregation"),
     Advice("use evaluation.top_k = 1, which is greedy", "", "*.val_kwargs.do_sample"),
-    Advice("refused in training: the engine would sample from another distribution than that of the learner's "
-           "log-probs, and every ratio would be wrong; [evaluation] has top_k, min_p, min_tokens and penalties",
+    Advice("refused in training: the engine would sample from another distribution than the learner's, and every "
+           "ratio would be wrong; [evaluation] has top_k, min_p, min_tokens and penalties",
            "top_k min_p repetition_penalty min_tokens presence_penalty frequency_penalty generation_kwargs",
            "*.top_k *.do_sample *.ignore_eos"),
     Advice("refused: a grammar changes the distribution, and every ratio would be wrong; check the form in the reward",

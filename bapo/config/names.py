@@ -173,7 +173,7 @@ _ADVICE = {
     "loss_type": 'use loss.aggregation: "token_mean" for dapo and bnpo, "seq_mean_token_mean" for grpo, "const_len" '
     'for dr_grpo; or preset = "trl-grpo", which is TRL\'s default "dapo", or "cispo"',
     "top_p": "refused in training below 1.0 (rollout.top_p): the engine would sample from another distribution than "
-    "that of the learner's log-probs; [evaluation] has top_p",
+    "the learner's; [evaluation] has top_p",
     "importance_sampling_level": 'use a preset: "sequence" is preset = "gspo"',
     "scale_rewards": 'use loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"; '
     '"batch" is not there',
