@@ -61,8 +61,7 @@ TargetGroup = Literal["all", "attention", "mlp"]
 
 
 class LoraConfig(Frozen):
-    """Low-rank adapters in place of all weights (docs/lora.md): y = x (W + scale B A)^T, and only A and B train.
-    Without dropout: with it the learner's log-probs would not be those of the engines."""
+    """Low-rank adapters in place of all weights (docs/lora.md): y = x (W + scale B A)^T, and only A and B train."""
 
     rank: int = Field(16, ge=1, le=1024)
     """r: rows of A [r, inputs] and columns of B [outputs, r]."""

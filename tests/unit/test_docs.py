@@ -95,6 +95,10 @@ def test_the_agent_of_the_page_is_the_example_that_runs() -> None:
     assert f"```python\n# agent.py\n{example}\n```" in (ROOT / "docs" / "agents.md").read_text()
 
 
+def test_the_pages_are_short_enough_to_be_read() -> None:
+    assert sum(page.stat().st_size for page in (ROOT / "docs").glob("*.md")) <= 270_000, "say each thing once"
+
+
 def test_the_page_of_commands_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == document(), "run python -m bapo.cli.document"
 

@@ -138,8 +138,7 @@ WEIGHTS = (
     ),
     Metric(
         "bapo_sync_undecided_total", "counter",
-        "Checks of a weight update that could not tell new weights from old ones (kernels), or the adapter from the "
-        "base model (base): the step was smaller than roundings.",
+        "Checks that could not tell new weights from old ones (kernels), or the adapter from the base model (base).",
         "system/Weight updates", HERE, (Label("check", ("kernels", "base")),),
     ),
     Metric(
@@ -158,8 +157,7 @@ AGENTS = (
     ),
     Metric(
         "bapo_episode_events_total", "counter",
-        "Episodes opened and ended with a reward, calls of the model (turn), and calls whose history was changed, "
-        "so that it could not be continued (fork).",
+        "Episodes opened and ended with a reward, calls of the model (turn), and calls with a changed history (fork).",
         "system/Agents", HERE, (Label("event", ("opened", "turn", "fork", "ended")),),
     ),
     Metric(
