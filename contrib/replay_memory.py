@@ -22,7 +22,7 @@ class ShareSettings(Composer.Settings):
     share: float = Field(0.0, ge=0, lt=1)
     """Fraction of B that is replayed instead of sampled: p of ReMix, 1 - sigma of DOTS."""
     first_step: int = Field(1, ge=1)
-    """First step with replay; earlier steps are all fresh (DOTS fills its memory)."""
+    """First step with replay; earlier ones are all fresh (DOTS fills its memory)."""
     last_step: int | None = Field(None, ge=1)
     """Last step with replay: T of ReMix, on-policy afterwards; null: no end."""
 

@@ -31,7 +31,7 @@ class AlgorithmConfig(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
     """The composer's own settings."""
     selector: str = "uniform"
-    """Which prompts are sampled (docs/methods.md), or your own; its settings: section `selector`."""
+    """Which prompts are sampled (docs/methods.md), or your own."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and most groups per batch (eq. 7)."""
     group_size: int = Field(8, ge=2, le=MAX_RESPONSES)
@@ -61,22 +61,22 @@ class AlgorithmConfig(Frozen):
     use_x3: bool = True
     """Reuse groups of B_high."""
     bad_capacity: int | None = Field(None, ge=1)
-    """Most hard prompts in B_bad, first in first out; null: B."""
+    """Most prompts in B_bad, first in first out; null: B."""
     high_window: int = Field(3, ge=1)
     """S: B_high has the groups of this many latest steps."""
     max_reevaluated: int | None = Field(None, ge=1, le=MAX_REQUESTS)
-    """M: most hard prompts per re-evaluation; null: half of B_bad, as in Table 3."""
+    """M: most prompts per re-evaluation; null: half of B_bad, as in Table 3."""
     x3_policy: Literal["window", "youngest"] = "window"
-    """Which groups of B_high become X3: those of eq. 7, or any informative ones, the youngest, then those nearest to mu
-    = 1/2 first."""
+    """Groups of B_high that become X3: those of eq. 7, or informative ones, youngest first, then nearest to mu =
+    1/2."""
     drop_zero_variance_x3: bool = True
     """Never reuse a zero-variance group."""
     x3_exactly_half: bool = False
     """Mini-test: X3 has mu = 1/2 instead of the window [c2, c3]."""
     max_rounds: int = Field(4, ge=1)
-    """Most generation rounds per step of `dapo`; then it trains the informative groups so far."""
+    """Most rounds per step of `dapo`; then it trains the informative groups so far."""
     num_experts: int = Field(0, ge=0, le=1)
-    """Rows of a group that are the task's expert solution: 1 for `luffy` and `relift`."""
+    """Rows of a group that are the task's expert solution (`luffy`, `relift`)."""
 
     @property
     def capacity(self) -> int:
@@ -135,12 +135,11 @@ class CadenceConfig(Frozen):
     reevaluation_interval: int = Field(5, ge=1)
     """m: steps between re-evaluations of B_bad; a multiple of v."""
     max_steps_ahead: int = Field(1, ge=0)
-    """0: the paper's schedule, with a wait at each update. s >= 1: workers sample up to s steps ahead, while the
-    learner trains; fresh groups are then at most weight_sync_interval - 1 + s steps old, re-evaluated ones only if
-    batches wait for them."""
+    """0: the paper's schedule, which waits at each update. s >= 1: workers sample up to s steps ahead of the learner;
+    fresh groups are at most weight_sync_interval - 1 + s steps old, re-evaluated ones with `wait_for_reevaluation`,
+    too."""
     wait_for_reevaluation: bool = False
-    """true: step t waits for its re-evaluation, as in the paper. false: X2 joins the first batch assembled after its
-    groups arrive."""
+    """Step t waits for its re-evaluation, as in the paper; false: X2 joins the first batch after its groups arrive."""
 
     @property
     def max_staleness(self) -> int:

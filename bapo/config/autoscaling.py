@@ -40,8 +40,8 @@ class AutoscalingConfig(Frozen):
     """Autoscaling of rollout workers (docs/cluster.md): more if the learner waits, fewer if groups queue up."""
 
     actuator: Literal["off", "fleet", "external"] = "off"
-    """off: only `bapo scale RUN N`. fleet: the rollout server. external: what adds hosts to the Ray cluster (HPA or
-    KEDA on `bapo_rollout_desired_workers`); workers follow its size."""
+    """off: `bapo scale RUN N`. fleet: the rollout server. external: what adds hosts to the Ray cluster (HPA, KEDA on
+    `bapo_rollout_desired_workers`); workers follow its size."""
     min_workers: int = Field(1, ge=1)
     """Fewest workers."""
     max_workers: int | None = Field(None, ge=1)

@@ -26,19 +26,18 @@ class BufferConfig(Frozen):
     port: int = Field(8700, ge=0, le=65535)
     """Of the API."""
     url: str | None = None
-    """A running buffer service, or its replicas separated by commas; null: the launcher starts one."""
+    """A running buffer service, or its replicas separated by commas; null: one is started."""
     redis_url: str | None = None
-    """A running Redis, without its password (BAPO_REDIS_PASSWORD_FILE); null: the launcher starts an embedded one."""
+    """A running Redis, without its password (BAPO_REDIS_PASSWORD_FILE); null: an embedded one."""
     appendfsync: Literal["everysec", "always"] = "everysec"
     """Of the embedded Redis: everysec may lose the last second on power loss, always nothing (docs/reliability.md)."""
     max_memory_mb: int = Field(2048, ge=16)
-    """Of the embedded Redis; above 90 % (maxmemory) pushes get 503, and nothing is evicted."""
+    """Of the embedded Redis; above 90 % pushes get 503, and nothing is evicted."""
     direct: bool = True
-    """A learner on the machine of a Redis with a unix socket reads frames from it, as a restricted user; false: through
-    the service."""
+    """A learner on the machine of a Redis with a unix socket reads frames from it; false: through the service."""
     max_fresh_groups: int | None = Field(None, ge=1)
-    """Most fresh groups queued; then, once the next batch is complete, workers get no fresh requests and their pushes
-    wait (429). At least algorithm.batch_size; null: unlimited."""
+    """Most fresh groups queued; then, once the next batch is complete, workers get no fresh requests and pushes wait
+    (429). At least algorithm.batch_size; null: unlimited."""
     max_fresh_mb: int | None = Field(None, ge=1)
     """The same in MB; null: only max_memory_mb applies."""
     lease_s: float = Field(120.0, ge=0.1, le=MAX_SECONDS)
@@ -46,7 +45,7 @@ class BufferConfig(Frozen):
     max_attempts: int = Field(3, ge=1)
     """Failures after which a group is dropped and counted."""
     max_failures_in_a_row: int = Field(20, ge=1)
-    """Consecutive failed groups after which the run stops with the last reason."""
+    """Failed groups in a row after which the run stops with the last reason."""
 
     @property
     def maxmemory(self) -> int:

@@ -9,7 +9,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from bapo.config.preset_list import PRESET_GROUPS
 from bapo.config.tree import Config
 
 PAGE = Path("docs/configuration.md")
-HEADER = "key | default | values | meaning |"
+HEADER = "| key | default | meaning |\n|---|---|---|"
 SHOWN_BY_DEFAULT = (str, bool, int, float)
+OBVIOUS = (">= 0", "> 0", ">= 1")
+"""Bounds that are not shown: a count, a duration or a factor has one of them."""
 TASKS = {
     "name a run, set its length and seed": "run",
     "choose the model; train with LoRA": "model",
@@ -59,8 +61,8 @@ valid TOML. A table in a file is merged into the table below it; an override rep
 Unknown keys, wrong types and invalid combinations are rejected before anything starts. `bapo config show` prints the
 resolved config; `bapo config diff A B` compares two.
 
-The type of a setting is that of its default. A setting "or your own" takes `package.module:Class` or `file.py:Class`.
-Port 0 is a free port.
+The type of a setting is that of its default; in parentheses are its other values. Text is quoted in TOML. A setting "or
+your own" takes `package.module:Class` or `file.py:Class`. Port 0 is a free port.
 """
 
 
@@ -90,14 +92,18 @@ def _presets() -> Iterator[str]:
 
 def _methods() -> Iterator[str]:
     yield "## Settings of one composer, selector or loss\n"
-    sections = ", ".join(f"{kind.what} `[{kind.options}]`" for kind in KINDS)
-    yield f"Of the one that the config names ({sections}); your own has those of its class `Settings`.\n"
-    yield f"| of | {HEADER}\n|---|---|---|---|---|"
+    yield "Of the one that the config names; your own has those of its class `Settings`. Empty cells: as above.\n"
     for kind in KINDS:
+        yield f"| {kind.what}: `[{kind.options}]` {HEADER}---|"
+        names: dict[str, list[str]] = {}
         for name in kind.names():
-            settings = kind.find(name).Settings
-            yield from (f"| {kind.what} `{name}` {row}" for row in _rows(settings))
-    yield ""
+            for row in _rows(kind.find(name).Settings).values():
+                names.setdefault(row, []).append(name)
+        above: list[str] = []
+        for row, found in names.items():
+            yield f"| {'' if found == above else _code(found) + ' '}{row}"
+            above = found
+        yield ""
 
 
 def _names() -> Iterator[str]:
@@ -110,46 +116,67 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
+def _section(name: str, section: type[BaseModel], around: Mapping[str, str] = {}) -> Iterator[str]:
+    """A section and those in it; `around`: rows of the section that it is in, which are not repeated."""
+    rows = _rows(section)
     yield f"## `[{name}]`\n"
     yield f"{_one_line(section.__doc__ or '')}\n"
-    yield f"| {HEADER}\n|---|---|---|---|"
-    yield from _rows(section)
+    if same := [key for key, row in rows.items() if around.get(key) == row]:
+        yield f"As above: {_code(same)}. Also:\n"
+    yield HEADER
+    yield from (row for key, row in rows.items() if key not in same)
     yield ""
     for key, field in section.model_fields.items():
         if (kind := section_of(field.annotation)) is not None:
             yield from _section(f"{name}.{key}", kind)
         elif (kind := section_of_values(field.annotation)) is not None:
-            yield from _section(f"{name}.{key}.NAME", kind)
+            yield from _section(f"{name}.{key}.NAME", kind, rows)
         elif (kind := section_of_items(field.annotation)) is not None:
             yield from _section(f"[{name}.{key}]", kind)
 
 
-def _rows(section: type[BaseModel]) -> Iterator[str]:
-    for key, field in section.model_fields.items():
-        if not is_section(field.annotation):
-            default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
-            cells = (f"`{key}`", f"`{_cell(default)}`", _cell(_type_of(field)), _cell(_docs(section, key)))
-            yield f"| {' | '.join(cells)} |".replace("|  |", "| |")
+def _rows(section: type[BaseModel]) -> dict[str, str]:
+    return {key: _row(key, field) for key, field in section.model_fields.items() if not is_section(field.annotation)}
 
 
-def _docs(section: type[BaseModel], key: str) -> str:
-    return section.model_fields[key].description or ""
+def _row(key: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return f"| `{key}` | required | {_cell(field.description or '')} |"
+    default = field.get_default(call_default_factory=True)
+    others = ", ".join(filter(None, [_other_types(field.annotation, default), *_bounds(field)]))
+    if default is None and not others:
+        others = _words(field.annotation).removesuffix(" or null")
+    value = default if isinstance(default, str) and default else shown(default)
+    cell = f"{value} ({others})" if others else str(value)
+    return f"| `{key}` | {_cell(cell)} | {_cell(field.description or '')} |"
 
 
-def _type_of(field: FieldInfo) -> str:
-    """Choices or bounds; the type only if the default does not show it, no bound that guards a data type."""
-    bounds = [
-        f"{sign} {getattr(rule, name)}"
+def _other_types(annotation: Any, default: object) -> str:
+    """Choices and types of which the default is none."""
+    if annotation in SHOWN_BY_DEFAULT or typing.get_origin(annotation) in (dict, tuple):
+        return ""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    found: list[str] = []
+    for kind in typing.get_args(annotation) if is_union else (annotation,):
+        if typing.get_origin(kind) is typing.Literal:
+            found += (str(value) for value in typing.get_args(kind) if value != default)
+        elif kind in SHOWN_BY_DEFAULT if default is None else kind is not type(default):
+            found.append(_words(kind))
+    return ", ".join(found) if default is not None or len(found) > 1 else ""
+
+
+def _bounds(field: FieldInfo) -> list[str]:
+    """Bounds that say more than that it is a number, and do not guard a data type."""
+    found = {
+        sign: getattr(rule, name)
         for rule in field.metadata
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if getattr(rule, name, None) is not None and getattr(rule, name) < GUARD
-    ]
-    plain = field.annotation in SHOWN_BY_DEFAULT or typing.get_origin(field.annotation) in (dict, tuple)
-    words = "" if plain else _words(field.annotation)
-    if field.default is None:  # which the default says
-        words = "" if bounds else words.removesuffix(" or null")
-    return ", ".join([*filter(None, [words]), *bounds])
+    }
+    if found.keys() == {">=", "<="}:
+        return [f"{found['>=']} to {found['<=']}"]
+    bounds = [f"{sign} {bound}" for sign, bound in found.items()]
+    return [] if len(bounds) == 1 and bounds[0] in OBVIOUS else bounds
 
 
 def _words(annotation: Any) -> str:
@@ -157,7 +184,7 @@ def _words(annotation: Any) -> str:
     if annotation is types.NoneType:
         return "null"
     if origin is typing.Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return ", ".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(argument) for argument in arguments)
     if origin is typing.Annotated:

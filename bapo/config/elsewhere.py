@@ -50,14 +50,9 @@ ADVICE = (
     Advice("use [cadence]: weight_sync_interval, max_steps_ahead; algorithm.composer decides what a batch is", "",
            "trainer.v1.* trainer.use_v1"),
     Advice("use [loss.advantage_options] with loss.advantage = \"gae\", or preset = \"ppo\"", "",
-           "critic.optim.* critic.model.* critic.fsdp.* critic.profiler.* critic.checkpoint.* critic.*_size "
-           "critic.*_size_per_gpu "
-           "critic.*_len_per_gpu critic.rollout_n critic.strategy critic.enable critic.use_dynamic_bsz "
-           "critic.ppo_epochs critic.grad_clip "
-           "critic.shuffle critic.data_loader_seed critic.cliprange_value critic.loss_agg_mode "
-           "algorithm.gamma algorithm.lam trainer.critic_warmup"),
-    Advice("not needed: the reference model has the learner's settings; loss.kl_coef > 0 with "
-           "loss.kl_ref = \"reference\" loads it", "", "actor_rollout_ref.ref.*"),
+           "critic.* algorithm.gamma algorithm.lam trainer.critic_warmup"),
+    Advice("not needed: loss.kl_coef > 0 with loss.kl_ref = \"reference\" loads it, with the learner's settings", "",
+            "actor_rollout_ref.ref.*"),
     # -- what has another form here
     Advice("use task.options = { chat_options = { enable_thinking = false } }", "chat_template_kwargs",
            "data.apply_chat_template_kwargs"),
@@ -70,26 +65,26 @@ ADVICE = (
     Advice('use learner.device = "cpu"', "use_cpu", "trainer.device"),
     Advice("use bapo train --resume RUN", "resume_from_checkpoint", "trainer.resume_mode trainer.resume_from_path"),
     Advice("use bapo eval; bapo train always trains", "do_train do_eval do_predict", "trainer.val_only"),
-    Advice("not needed: held-out splits are always evaluated before and after training; evaluation.every sets the rest",
+    Advice("not needed: held-out splits are evaluated before and after training, and by evaluation.every",
            "eval_on_start eval_delay", "trainer.val_before_train"),
     Advice('use model.dtype: "bfloat16" or "float32"; float16 is not supported',
            "fp16 fp16_full_eval bf16_full_eval tf32", "*.fsdp_config.dtype *.model_dtype reward_model.rollout.dtype"),
-    Advice("use learner.lr_final, the fraction of lr at the end; the schedules have no other parameters",
+    Advice("use learner.lr_final, a share of lr; the schedules have no other parameters",
            "lr_scheduler_kwargs", "*.min_lr_ratio *.num_cycles *.warmup_style *.zero_indexed_step"),
     Advice("use learner.warmup_steps, in steps", "", "*.lr_warmup_steps_ratio"),
     Advice("use run.num_steps", "", "*.total_training_steps"),
-    Advice("use learner.shard_ranks and learner.num_ranks: FSDP2 is always used, and its collectives wait "
-           "learner.collective_timeout_min", "fsdp fsdp_config ddp_timeout",
+    Advice("use learner.num_ranks and learner.shard_ranks (FSDP2), and learner.collective_timeout_min",
+           "fsdp fsdp_config ddp_timeout",
            "*.fsdp_size *.nccl_timeout *.actor.strategy *.fsdp_config.strategy trainer.nnodes"),
     Advice("use learner.activation_gib, what layers may keep for the backward pass", "gradient_checkpointing_kwargs"),
-    Advice("use rollout.engine_options = { max_model_len = ... } (vLLM's EngineArgs); the default is "
-           "max_prompt_tokens + max_response_tokens", "vllm_max_model_length", "*.rollout.max_model_len"),
+    Advice("use rollout.engine_options = { max_model_len = ... }; default: max_prompt_tokens + max_response_tokens",
+           "vllm_max_model_length", "*.rollout.max_model_len"),
     Advice("use rollout.engine_options (vLLM's EngineArgs)", "vllm_model_impl",
            "*.enforce_eager *.cudagraph_capture_sizes *.max_num_batched_tokens *.max_num_seqs *.enable_chunked_prefill "
            "*.enable_prefix_caching *.engine_kwargs.vllm *.rollout.pipeline_model_parallel_size "
            "*.rollout.data_parallel_size *.rollout.expert_parallel_size *.disable_log_stats *.rollout.engine_kwargs "
            "*.limit_images"),
-    Advice("not needed: workers find each other by Ray; rollout.host and rollout.port are the control API's",
+    Advice("not needed: workers find each other by Ray",
            "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port"),
     Advice("not there: learner and engines work at the same time, so nothing puts an engine to sleep",
            "vllm_enable_sleep_mode", "*.free_cache_engine *.multi_stage_wake_up actor_rollout_ref.hybrid_engine"),
@@ -110,11 +105,10 @@ ADVICE = (
            "*.policy_loss.* *.tau_pos *.tau_neg *.calculate_sum_pi_squared algorithm.use_pf_ppo algorithm.pf_ppo.*"),
     Advice('use loss.aggregation = "const_len", which divides by rollout.max_response_tokens', "",
            "*.loss_scale_factor"),
-    Advice("use a list in task.reward, which is always summed by weights, then normalized by group "
-           "(sum_then_normalize)", "multi_objective_aggregation"),
+    Advice("use a list in task.reward: summed by weights, then normalized by group", "multi_objective_aggregation"),
     Advice("use evaluation.top_k = 1, which is greedy", "", "*.val_kwargs.do_sample"),
-    Advice("refused in training: the engine would sample from another distribution than that of the learner's "
-           "log-probs, and every ratio would be wrong; [evaluation] has top_k, min_p, min_tokens and penalties",
+    Advice("refused in training: the engine would sample from another distribution than the learner's, and every "
+           "ratio would be wrong; [evaluation] has top_k, min_p, min_tokens and penalties",
            "top_k min_p repetition_penalty min_tokens presence_penalty frequency_penalty generation_kwargs",
            "*.top_k *.do_sample *.ignore_eos"),
     Advice("refused: a grammar changes the distribution, and every ratio would be wrong; check the form in the reward",
@@ -125,7 +119,7 @@ ADVICE = (
     # -- data
     Advice("not there: every epoch is a new permutation by run.seed; algorithm.selector chooses prompts otherwise",
            "shuffle_dataset train_sampling_strategy length_column_name", "data.shuffle data.sampler.* "
-           "data.validation_shuffle *.actor.shuffle critic.shuffle"),
+           "data.validation_shuffle *.actor.shuffle"),
     Advice("use run.seed, for all randomness", "seed data_seed",
            "data.seed *.data_loader_seed *.fsdp_config.seed *.rollout.seed"),
     Advice("use task.options = { prompt_column = ... }; also answer_column, images_column and extra_columns", "",
@@ -179,11 +173,12 @@ ADVICE = (
            "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend "
            "local_rank"),
     Advice("not there: AdamW always, with eps 1e-8; its settings are in [learner]",
-           "optim_args adam_epsilon optim_target_modules",
+           "optim optim_args adam_epsilon optim_target_modules",
            "*.optimizer *.optimizer_impl *.override_optimizer_config"),
     Advice("not there: the loss has no such term", "label_smoothing_factor neftune_noise_alpha router_aux_loss_coef"),
     Advice("use run.deterministic", "full_determinism", "*.full_determinism"),
-    Advice("not needed: every worker samples with vLLM", "use_transformers_paged use_transformers_continuous_batching "
+    Advice("not needed: every worker samples with vLLM, on its own GPU (rollout.engine_options)", "use_vllm vllm_mode "
+           "use_transformers_paged use_transformers_continuous_batching "
            "transformers_continuous_batching_config cache_implementation",
            "*.rollout.name *.rollout.mode *.engine_kwargs.sglang *.engine_kwargs.trtllm *.rollout.load_format "
            "*.rollout.logprobs_mode *.calculate_log_probs *.rollout.scheduling_policy *.router_config_path"),
@@ -209,9 +204,10 @@ ADVICE = (
            "trainer.esi_redundant_time"),
     Advice("not needed: a higher mean reward is better (evaluation.best_measure)", "greater_is_better"),
     Advice("not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking]); bapo logs RUN",
-           "logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica "
-           "disable_tqdm debug skip_memory_metrics", "*.rollout.prometheus.* *.rollout.trace.*"),
-    Advice("use bapo view RUN: the page shows responses", "log_multimodal num_completions_to_print log_unique_prompts",
+           "logging_steps logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level "
+           "log_level_replica disable_tqdm debug skip_memory_metrics", "*.rollout.prometheus.* *.rollout.trace.*"),
+    Advice("use bapo view RUN: the page shows responses", "log_completions log_multimodal num_completions_to_print "
+           "log_unique_prompts",
            "trainer.log_val_generations trainer.rollout_data_dir trainer.validation_data_dir"),
     # -- what remains of verl
     Advice("not there: RAY_ADDRESS connects to a cluster (docs/cluster.md)", "", "ray_kwargs.* *.ray_wait_register_*"),

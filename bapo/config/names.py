@@ -167,7 +167,7 @@ RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
 """Key -> former value -> value."""
 
 
-_ALWAYS_VLLM = "not needed: workers sample with vLLM, each on its own GPU; its settings are in rollout.engine_options"
+_HUB = "use bapo export RUN --push-to-hub ORG/NAME [--private], with HF_TOKEN or hf auth login"
 _LORA = "write [model.lora] with rank, alpha, targets, rslora (docs/lora.md)"
 _NO_QLORA = "not supported: a quantized model cannot be trained; [model.lora] keeps it in bfloat16 (docs/lora.md)"
 _IN_BATCHES = (
@@ -178,7 +178,7 @@ _ADVICE = {
     "loss_type": 'use loss.aggregation: "token_mean" for dapo and bnpo, "seq_mean_token_mean" for grpo, "const_len" '
     'for dr_grpo; or preset = "trl-grpo", which is TRL\'s default "dapo", or "cispo"',
     "top_p": "refused in training below 1.0 (rollout.top_p): the engine would sample from another distribution than "
-    "that of the learner's log-probs; [evaluation] has top_p",
+    "the learner's; [evaluation] has top_p",
     "importance_sampling_level": 'use a preset: "sequence" is preset = "gspo"',
     "scale_rewards": 'use loss.advantage_norm: "std_ddof1" for true or "group", "center" for false or "none"; '
     '"batch" is not there',
@@ -200,20 +200,12 @@ _ADVICE = {
     "load_best_model_at_end": "use checkpoint.keep_best = 1 and bapo export RUN --best",
     "metric_for_best_model": "use evaluation.best_measure, the name of a held-out split",
     "callbacks": "use evaluation.patience and evaluation.min_improvement for early stopping; there are no callbacks",
-    "push_to_hub": "use bapo export RUN --push-to-hub ORG/NAME",
-    "hub_model_id": "use bapo export RUN --push-to-hub ORG/NAME",
-    "hub_private_repo": "use bapo export RUN --push-to-hub ORG/NAME --private",
-    "hub_token": "use HF_TOKEN, or hf auth login, for bapo export RUN --push-to-hub ORG/NAME",
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_private_repo", "hub_token"), _HUB),
     "report_to": 'use tracking.to, such as ["wandb"]',
-    "logging_steps": "not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking])",
-    "log_completions": "use bapo view RUN: the page shows responses",
     "remove_unused_columns": "not needed: a reward gets the columns that it asks for",
     "reward_weights": "use weights in task.reward = [{ function = ..., weight = ... }], divided by their sum, as the "
     "reward is in [0, 1]: without scale_rewards, multiply learner.lr by the sum, and divide loss.kl_coef by it "
     "(docs/your_task.md)",
-    "optim": "not there: AdamW always; its settings are in [learner]",
-    "use_vllm": _ALWAYS_VLLM,
-    "vllm_mode": _ALWAYS_VLLM,
     "use_peft": _LORA,
     "peft_config": _LORA,
     "modules_to_save": "not supported: only adapters train (docs/lora.md)",

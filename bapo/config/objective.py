@@ -24,19 +24,19 @@ class LossConfig(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
     """The surrogate's own settings."""
     ratio_mode: Literal["direct", "official", "decoupled", "interpolated"] = "decoupled"
-    """Policy on which the trust region is centered (docs/paper.md, Algorithm 1); `interpolated`: AReaL's `decoupled`
-    without an extra forward pass."""
+    """Center of the trust region (docs/paper.md, Algorithm 1); `interpolated`: AReaL's `decoupled` without an extra
+    forward pass."""
     clip_low: float | None = Field(0.2, ge=0)
-    """The ratio is clipped at 1 - clip_low; null: unbounded, where the loss allows it. For `dppo` a difference of
-    probabilities."""
+    """The ratio is clipped at 1 - clip_low (`dppo`: a difference of probabilities); null: unbounded, if the loss allows
+    it."""
     clip_high: float | None = Field(0.28, ge=0)
     """At 1 + clip_high; else as clip_low."""
     dual_clip: float | None = Field(10.0, gt=1)
-    """Bound of the loss for negative advantages, for losses with PPO's clip; null: off."""
+    """Bound of the loss for negative advantages with PPO's clip; null: off."""
     aggregation: Aggregation = "token_mean"
     """Of token losses over the global mini-batch."""
     advantage: str = "group"
-    """Baseline: the group (eq. 2), a critic (`gae`), another one (docs/methods.md), or your own."""
+    """Baseline: the group (eq. 2), a critic (`gae`), others (docs/methods.md), or your own."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """The advantage's own settings."""
     advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
@@ -44,8 +44,7 @@ class LossConfig(Frozen):
     advantage_eps: float = Field(1e-6, ge=0)
     """Smoothing of eq. 2."""
     advantage_pool: Literal["mixed", "split", "on_policy"] = "mixed"
-    """Rewards of mean and deviation: all rows of the entry; fresh and other rows separately (RePO); the fresh rows
-    (LUFFY's option)."""
+    """Rewards of mean and deviation: all rows; fresh and others separately (RePO); the fresh ones (LUFFY's option)."""
     advantage_pass_k: int = Field(1, ge=1)
     """K: multiply an advantage by K times the share of draws of K - 1 other responses that are all incorrect: the
     gradient of pass@K. 1: off."""
@@ -68,14 +67,14 @@ class LossConfig(Frozen):
     x3_weight: float = Field(1.0, ge=0)
     """Factor on advantages of X3."""
     x3_baseline: Literal["stored", "current"] = "stored"
-    """Advantages of X3 from the stored rewards (eq. 2), or from the mean reward J of pi_theta_t, estimated by
-    importance sampling; then groups with J outside [1/2G, 1 - 1/2G] are skipped."""
+    """Advantages of X3 from the stored rewards (eq. 2), or from J, the mean reward of pi_theta_t by importance
+    sampling; then groups with J outside [1/2G, 1 - 1/2G] are skipped."""
     x3_min_ess: float | None = Field(None, gt=0, le=1)
     """Skip X3 groups with a smaller effective sample size; null: none."""
     kl_coef: float = Field(0.001, ge=0)
     """beta of eqs. 1 and 3."""
     kl_ref: Literal["behavior", "reference", "convex"] = "behavior"
-    """alpha (eq. 3), the frozen base model (eq. 1), or a mix of base model and pi_theta_t whose share of the base model
+    """alpha (eq. 3), the base model (eq. 1), or a mix of base model and pi_theta_t in which the base model's share
     falls from 1 (ReMix)."""
     kl_estimator: Literal["k1", "k2", "k3", "is_rev"] | None = None
     """Per token; null: `is_rev` for behavior, else `k3`."""
@@ -191,7 +190,7 @@ class ShapingConfig(Frozen):
     overlong_factor: float = Field(1.0, gt=0)
     """Penalty at full length."""
     overlong_filter: bool = False
-    """Exclude truncated responses from the loss and its denominators; their rewards still count for the group."""
+    """Exclude truncated responses from the loss and its denominators; their rewards still count."""
     length_weight: float = Field(0.0, ge=0)
     """Factor on Kimi k1.5's length reward: short correct responses gain, long incorrect ones lose."""
     length_warmup_steps: int = Field(0, ge=0)

@@ -34,8 +34,8 @@ class RewardConfig(Frozen):
     range: tuple[float, float] | None = None
     """Mapped linearly to [0, 1]; default: `task.reward_range`, for a judge [0, 1]."""
     optional: bool = False
-    """None for all responses of a group means that this reward does not apply to its prompt, and the others alone
-    count; otherwise None means ungraded."""
+    """None for a whole group: this reward does not apply to its prompt, and the others count; otherwise None means
+    ungraded."""
 
     @model_validator(mode="before")
     @classmethod

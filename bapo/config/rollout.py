@@ -42,7 +42,7 @@ class SamplingConfig(Frozen):
     max_response_tokens: int | None = Field(None, ge=1)
     """At most `rollout.max_response_tokens`."""
     repetition_penalty: float | None = Field(None, gt=0)
-    """Divides the positive logits of tokens in prompt and response, multiplies the negative ones; 1: off."""
+    """Divides positive logits of tokens in prompt and response, multiplies negative ones; 1: off."""
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     """Subtracted from the logits of tokens in the response; 0: off."""
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -76,38 +76,36 @@ class RolloutConfig(Frozen):
     stop: StopTexts = ()
     """Texts that end a response, which keeps them: `["</answer>"]`. It is graded with them, and is not truncated."""
     generation_budget: int | None = Field(None, ge=1)
-    """Partial rollouts: tokens of a fresh response per policy version; it resumes with the next weights, or when
+    """Partial rollouts: tokens of a fresh response per policy version; the rest follows with the next weights, or when
     nothing else is to be sampled. null: off."""
     stale_tokens: Literal["drop", "mask"] = "drop"
-    """Groups of episodes with a token that is older than the lag of `cadence` allows: dropped, and sampled again; or
-    trained without those tokens, which become context (docs/agents.md). Only with [agents]."""
+    """Groups of episodes with a token older than `cadence` allows: dropped and sampled again, or trained without those
+    tokens, which become context (docs/agents.md)."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MAX_REQUESTS)
     """Groups that a worker samples at a time; of agents, groups per worker whose episodes are open."""
     kv_cache_at_update: Literal["recompute", "keep"] = "recompute"
-    """KV cache of responses in flight after a weight update: computed again with the new weights, or kept, so that the
-    rest is sampled with new weights and old keys and values. New prompts never use old blocks."""
+    """KV cache of responses in flight at a weight update: computed again, or kept, so that the rest is sampled with new
+    weights and old keys and values. New prompts never use old blocks."""
     update_wait_s: float = Field(2.0, ge=0, le=MAX_SECONDS)
-    """Seconds that new weights wait for the responses in flight, and new requests for them (docs/cluster.md); 0: no
-    wait. Only with `cadence.max_steps_ahead` >= 1, without `cadence.wait_for_reevaluation` and `generation_budget`, for
-    weights that travel as files."""
+    """Seconds that new weights wait for responses in flight, and new requests for them (docs/cluster.md); 0: none. Only
+    with `cadence.max_steps_ahead` >= 1, without `wait_for_reevaluation` and `generation_budget`, for weights as
+    files."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """vLLM's EngineArgs."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Ray resources of one worker, `{ GPU = 1 }` or those of `ray start --resources`; empty: one GPU for vLLM's CUDA
-    build, else one CPU."""
+    """Ray resources of a worker, such as `{ GPU = 1 }`; empty: one GPU for vLLM's CUDA build, else one CPU."""
     gpus: GpuIndices | None = None
-    """GPUs of this machine for the workers, as torch device indices; null: those that the learner does not use
-    (docs/cluster.md)."""
+    """GPUs of this machine for the workers (torch device indices); null: those that the learner does not use."""
     weights_cache: str | None = None
-    """Folder for weight files on hosts that cannot read the learner's; null: the temporary directory."""
+    """Folder for weights on hosts that cannot read the learner's; null: the temporary directory."""
     host: Annotated[str, AfterValidator(bare_host)] = "127.0.0.1"
-    """Address of the control API, from which other hosts download weights; overridden by BAPO_HOST."""
+    """Of the control API, from which other hosts download weights; overridden by BAPO_HOST."""
     port: int = Field(8710, ge=0, le=65535)
     """Of the control API."""
     weight_transfer: Literal["auto", "nccl", "ipc", "file"] = "auto"
-    """nccl: broadcast from GPU to GPU; ipc: on the GPU shared with a learner of one rank; file: RUN/weights or HTTP,
-    also after a failure and for new workers. auto: file without a CUDA learner, ipc or file if workers may share its
-    GPUs, else nccl."""
+    """nccl: from GPU to GPU; ipc: on the GPU shared with a learner of one rank; file: RUN/weights or HTTP, also after a
+    failure and for new workers. auto: file without a CUDA learner, ipc or file if workers may share its GPUs, else
+    nccl."""
     sync_timeout_s: float = Field(120.0, gt=0, le=MAX_SECONDS)
     """Seconds after which a worker without the new weights is restarted."""
     start_timeout_s: float = Field(300.0, gt=0, le=MAX_SECONDS)

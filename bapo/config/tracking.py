@@ -25,7 +25,7 @@ class TrackingConfig(Frozen):
     tags: tuple[str, ...] = ()
     """Tags of W&B and MLflow."""
     offline: bool = False
-    """Do not use the network: W&B and MLflow write to the run directory, Trackio to its local database."""
+    """No network: W&B and MLflow write to the run directory, Trackio to its local database."""
 
     @field_validator("to", "tags", mode="before")
     @classmethod

@@ -36,15 +36,14 @@ class RunConfig(Frozen):
     """Name, location and length of the run."""
 
     name: str = Field("bapo", pattern=NAME_PATTERN)
-    """Its directory is `<root>/<name>`. `auto`: the next free number after the name of the config file, demo-001,
-    ..."""
+    """Directory `<root>/<name>`; `auto`: the next free number after the name of the config file, demo-001, ..."""
     root: str = "outputs"
     """Folder of run directories."""
     seed: int = Field(42, ge=0, lt=1 << 63)
-    """Of all randomness: data order, filters, X3 and re-evaluation sampling."""
+    """Of all randomness."""
     deterministic: bool = False
-    """Each response has its own seed: two runs with one seed and commit on one machine train the same groups
-    (docs/faq.md). Needs `cadence.max_steps_ahead = 0`."""
+    """A seed per response: runs of one seed and commit on one machine train the same groups (docs/faq.md). Needs
+    `cadence.max_steps_ahead = 0`."""
     num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """T: learner steps."""
 
@@ -63,8 +62,7 @@ TargetGroup = Literal["all", "attention", "mlp"]
 
 
 class LoraConfig(Frozen):
-    """Low-rank adapters in place of all weights (docs/lora.md): y = x (W + scale B A)^T, and only A and B train.
-    Without dropout: with it the learner's log-probs would not be those of the engines."""
+    """Low-rank adapters in place of all weights (docs/lora.md): y = x (W + scale B A)^T, and only A and B train."""
 
     rank: int = Field(16, ge=1, le=1024)
     """r: rows of A [r, inputs] and columns of B [outputs, r]."""
@@ -73,9 +71,8 @@ class LoraConfig(Frozen):
     rslora: bool = False
     """The scale is alpha / sqrt(r) (rank-stabilized LoRA, Kalajdzievski 2023)."""
     targets: TargetGroup | Annotated[list[str], Field(min_length=1)] = "all"
-    """Linear layers of the decoder that are adapted: `attention` (`q_proj`, `k_proj`, `v_proj`, `o_proj`), `mlp`
-    (`gate_proj`, `up_proj`, `down_proj`), `all` of both, or a list of names such as `["q_proj", "v_proj"]`. Never
-    embeddings, the head or a vision tower."""
+    """Layers of the decoder: `attention` (`q_proj`, `k_proj`, `v_proj`, `o_proj`), `mlp` (`gate_proj`, `up_proj`,
+    `down_proj`), `all` of both, or a list of names; never embeddings, the head or a vision tower."""
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -97,14 +94,13 @@ class ModelConfig(Frozen):
     path: str = "models/countdown-tiny"
     """Folder in Hugging Face format, or a Hugging Face id, downloaded at the first start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the learner's forward pass and of the engines. With `learner.device = "cuda"` the default is
-    bfloat16."""
+    """Of the learner's forward pass and of the engines; with `learner.device = "cuda"` the default is bfloat16."""
     freeze_vision: bool = False
     """Do not train the vision tower (docs/images.md)."""
     lora: LoraConfig | None = None
     """Train low-rank adapters (docs/lora.md); null: all weights."""
     adapter: str | None = None
-    """Folder of an adapter in PEFT's format to start from, of the rank, scale and layers of `lora`."""
+    """Folder of an adapter in PEFT's format to start from, with the settings of `lora`."""
     max_image_pixels: int | None = Field(None, ge=1)
     """Downscale larger images, keeping the aspect ratio; null: the model's own limit."""
 
@@ -121,16 +117,14 @@ class TaskConfig(Frozen):
     """Replaces the task's: `package.module:function`, `file.py:function`, `trl:module.function`,
     `verl:file.py:compute_score`, `judge:rubric.toml`, or a list of several (docs/your_task.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest reward of functions, mapped linearly to [0, 1]; `[-1, 1]` for verl's DAPO."""
+    """Lowest and highest reward, mapped to [0, 1]; `[-1, 1]` for verl's DAPO."""
     check_gold: bool = True
-    """Refuse a start in which gold answers get reward 0 or a row cannot be graded; false: warn, for data without right
-    answers."""
+    """Refuse a start in which gold answers get reward 0 or a row cannot be graded; false: warn."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MAX_SECONDS)
-    """A reward function that takes longer on one group is killed and the group retried, never rewarded 0. In task
-    `mathematics` each response has an equal share, and one that takes longer counts as incorrect."""
+    """Seconds for a group; then the reward function is killed and the group retried, never rewarded 0. In task
+    `mathematics` a response that takes more than an equal share counts as incorrect."""
     grading_memory_mb: int = Field(4096, ge=64)
-    """MiB of a grading process with its children (a worker has two); above it the process is killed and the group
-    retried."""
+    """MiB of a grading process with its children (a worker has two); above it, it is killed and the group retried."""
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -183,18 +177,17 @@ class EvaluationConfig(SamplingConfig):
     splits: dict[str, SplitConfig] = Field(default_factory=dict)
     """Splits measured otherwise: `[evaluation.splits.aime24]` with `num_samples`, `temperature`, `stop` and so on."""
     temperatures: list[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3])
-    """Further temperatures at which splits are measured before and after training, as `SPLIT@0.3`: a model that only
-    became more deterministic does not exceed the base model at its best temperature. Their own is measured once."""
+    """Further temperatures before and after training, as `SPLIT@0.3`: a model that only became more deterministic does
+    not exceed the base model at its best temperature. A split's own is measured once."""
     at_responses: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
-    """Numbers of training responses at which the weights are measured as after training, to compare methods at equal
-    responses."""
+    """Numbers of training responses at which weights are measured as after training."""
     best_measure: str | None = None
-    """What the best weights are chosen by: a split, or SPLIT@TEMPERATURE, which is then measured during the run, too;
-    null: the first split."""
+    """Measure of the best weights: a split, or SPLIT@TEMPERATURE, then also measured during the run; null: the first
+    split."""
     patience: int | None = Field(None, ge=1)
     """End the run after this many measurements of `best_measure` in a row without an improvement; null: never."""
     min_improvement: float = Field(0.0, ge=0, lt=1)
-    """A higher mean reward counts as an improvement if it is higher by more than this (0.01: one point)."""
+    """A higher mean reward is an improvement if it is higher by more than this (0.01: one point)."""
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics."""
 
@@ -252,12 +245,12 @@ class SupervisionConfig(Frozen):
     max_restarts: int = Field(5, ge=0)
     """Restarts of a crashed process within `window_s`; the next crash ends the run. 0: the first one does."""
     window_s: float = Field(600.0, gt=0, le=MAX_SECONDS)
-    """Seconds in which restarts count; those of the learner count until its next checkpoint."""
+    """Seconds in which restarts count; the learner's count until its next checkpoint."""
     restart_backoff_s: float = Field(0.5, ge=0, le=MAX_SECONDS)
-    """Seconds before the first restart; doubles with each further one in the window, up to 30."""
+    """Seconds before the first restart; doubles with each further one, up to 30."""
     stall_s: float = Field(900.0, ge=0, le=MAX_SECONDS)
-    """Seconds without progress after which a stall is reported with its cause; 0: never. Longer than a learner step and
-    the startup of an engine."""
+    """Seconds without progress after which a stall is reported with its cause; 0: never. Longer than a step and the
+    start of an engine."""
     stall_ends_run: bool = False
     """A stalled run exits with code 5."""
 

@@ -171,7 +171,7 @@ class Judge:
         }
 
     def _call(self, request: Mapping[str, Any]) -> Call:
-        """One reply. Each try is written down, but for one that has a reply. Raises: JudgeError after the last one."""
+        """One reply. Each try without a reply is written down. Raises: JudgeError after the last one."""
         import openai
 
         outcome, why, tries = "", "", 0
@@ -190,14 +190,14 @@ class Judge:
             except openai.OpenAIError as error:
                 outcome, why = type(error).__name__, str(error)
             except (ValueError, TypeError, IndexError, AttributeError) as error:  # whatever it is, it is no completion
-                outcome, why = "malformed", f"the reply is no completion: {error}"
+                outcome, why = "malformed", f"not a completion: {error}"
             self._write_down(outcome, Call(began))
             if outcome.startswith("HTTP 4") and outcome not in AGAIN:
                 break
             if attempt < self.rubric.max_retries:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.75, 1)  # noqa: S311
                 time.sleep(max(0.0, min(pause_s, left_s() - LAST_S)))
-        raise JudgeError(f"{self._who} failed {tries} times, at last by {outcome or 'lack of time'}: {why:.{SHOWN}}")
+        raise JudgeError(f"{self._who} failed {tries} times, at last by {outcome or 'its time limit'}: {why:.{SHOWN}}")
 
     def _write_down(self, outcome: str, call: Call) -> None:
         tokens = {name: getattr(call.usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")}

@@ -13,12 +13,11 @@ HEAD = """\
 Generated from `bapo/runtime/metrics` by `python -m deploy.monitoring`: do not edit. How to collect them:
 [monitoring.md](monitoring.md).
 
-* Every series has the label `run`; Prometheus adds `process` and `instance`, and every process has the standard
-  `process_*` series. An unknown value is NaN or has no series.
-* The unit is in the name: `_ratio` is a share. Names in `_total` are counters, rows marked (h) histograms, all others
-  gauges.
-* Values of labels are complete; a label without values has those that occur, a bounded number. `origin` is x1, x2 or
-  x3, `purpose` fresh, reevaluate or evaluate, `table` fresh, reevaluated, bad or high.
+* Labels are in braces. Every series has also `run`, and from Prometheus `process` and `instance`; every process has the
+  standard `process_*` series. An unknown value is NaN or has no series.
+* The unit is in the name: `_ratio` is a share. Names in `_total` are counters, rows with (h) histograms, others gauges.
+* Values that are listed are complete; other labels have those that occur, a bounded number. `origin` is x1, x2 or x3,
+  `purpose` fresh, reevaluate or evaluate, `table` fresh, reevaluated, bad or high.
 * Instances of the buffer service show the same gauges: take `max`; their counters add up: take `sum`.
 """
 COMMON = ("origin", "purpose", "table")
@@ -44,15 +43,19 @@ def metrics_page() -> str:
 
 
 def _table(metrics: Sequence[Metric]) -> str:
-    lines = ["| metric | labels | meaning |", "|---|---|---|"]
+    lines = ["| metric | meaning |", "|---|---|"]
     for metric in metrics:
         mark = " (h)" if metric.kind == "histogram" else ""
-        lines.append(f"| `{metric.name}`{mark} | {_labels(metric)} | {metric.help} |")
+        labels = f"{{{', '.join(label.name for label in metric.labels)}}}" if metric.labels else ""
+        lines.append(f"| `{metric.name}{labels}`{mark} | {_meaning(metric)} |")
     return "\n".join(lines) + "\n"
 
 
-def _labels(metric: Metric) -> str:
-    return "; ".join(
-        f"{label.name} ({', '.join(label.values)})" if label.values and label.name not in COMMON else label.name
-        for label in metric.labels
-    )
+def _meaning(metric: Metric) -> str:
+    """With the values of labels that it does not name."""
+    text = metric.help
+    for label in metric.labels:
+        if label.name not in COMMON and not all(value in metric.help for value in label.values):
+            start = text.removesuffix(".") if text.endswith(f" {label.name}.") else f"{text} {label.name}"
+            text = f"{start}: {', '.join(label.values)}."
+    return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,20 @@ def test_every_key_of_verl_has_a_hint() -> None:
 )
 def test_the_hint_says_what_to_write_or_that_there_is_nothing(key: str, words: str) -> None:
     assert words in hint(key)
+
+
+def test_every_option_is_on_the_page() -> None:
+    trl, verl = set(), set()
+    for line in re.findall(r"^\|.*\|$", (ROOT / table.PAGE).read_text(), re.MULTILINE):
+        cells = line.strip("|").split("|")
+        first, second = cells[1:3] if cells[0].startswith(" `") and "." in cells[0] else cells[:2]
+        trl |= {*re.findall(r"[\w*]+", first)}
+        at = ""
+        for name in re.findall(r"[\w.*]+", second):
+            at = at.removesuffix(".*").rpartition(".")[0] + name if name.startswith(".") else name
+            verl.add(at)
+    assert [field for field in TRL if not any(fnmatchcase(field, name) for name in trl)] == []
+    assert [key for key in VERL if not any(fnmatchcase(f".{key}", f"*.{name}") for name in verl)] == []
 
 
 def test_the_table_of_options_is_of_these_lists() -> None:

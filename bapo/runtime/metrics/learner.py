@@ -138,7 +138,7 @@ BATCH = (
     Metric(
         "bapo_prompts_rescued_total",
         "counter",
-        "Newly solved prompts: all-incorrect at first, now with a correct response; by purpose of the request.",
+        "Prompts that were all-incorrect at first and have a correct response now.",
         "run/Difficulty",
         HERE,
         (TRAINING,),

@@ -138,8 +138,7 @@ WEIGHTS = (
     ),
     Metric(
         "bapo_sync_undecided_total", "counter",
-        "Checks of a weight update that could not tell new weights from old ones (kernels), or the adapter from the "
-        "base model (base): the step was smaller than roundings.",
+        "Checks that could not tell new weights from old ones (kernels), or the adapter from the base model (base).",
         "system/Weight updates", HERE, (Label("check", ("kernels", "base")),),
     ),
     Metric(

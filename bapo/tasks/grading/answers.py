@@ -25,7 +25,7 @@ def grade(verifier: Verifier, prompt: Prompt, texts: list[str], reward_range: tu
     """What one verifier says of a group, whose mistakes become messages, never a reward.
 
     Returns: {"rewards": [G] in [0, 1]} with "facts", {name: [G], NaN where there is none}, if there are any;
-        {"failed": message}; or {"ungraded": message}, with "num_ungraded" if it returned None for so many.
+        {"failed": message}; or {"ungraded": message}, with "num_ungraded", the number of Nones.
     """
     where = f"(on the response {texts[0][:200]!r})" if len(set(texts)) == 1 else f"(on {len(texts)} responses)"
     try:
