@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from bapo.algorithms.methods import KINDS
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, merge, nested, without
-from bapo.config.names import ALIASES, FIXED, MOVED, RENAMED, advice_for, of_value
+from bapo.config.names import ALIASES, FIXED, MOVED, RENAMED, advice_for, names_of_trl, of_value
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 
@@ -230,8 +230,12 @@ def _nearest(key: Key, section: type[BaseModel]) -> str:
     key = (*key[:-1], key[-1].replace("-", "_"))  # TRL's command line takes both
     if advice := advice_for(key):
         return f"; {advice}"
-    near = difflib.get_close_matches(key[-1], section.model_fields, n=1)
     elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
+    near = difflib.get_close_matches(key[-1], [*section.model_fields, *names_of_trl()], n=1)
+    if near and near[0] not in section.model_fields:
+        if not elsewhere:
+            return f" (did you mean TRL's {near[0]!r}? {advice_for((near[0],))})"
+        near = []
     found = [dotted((*key[:-1], near[0]))] if near else elsewhere
     return f" (did you mean {found[0]!r}?)" if found else ""
 

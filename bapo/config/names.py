@@ -228,6 +228,11 @@ def advice_for(written: tuple[str, ...]) -> str | None:
     return f"use {ours}" if ours else advice_on_trl(written[-1])
 
 
+def names_of_trl() -> list[str]:
+    """Its names of our keys."""
+    return [name for row in NAMES for name in row.trl]
+
+
 def of_value(written: object) -> str:
     """What to write for a value of TRL; empty for any other."""
     return '. For TRL\'s bnpo set loss.aggregation = "token_mean"' if written == "bnpo" else ""

@@ -45,6 +45,7 @@ def test_it_makes_a_model_folder_and_a_resumed_run_makes_the_same(tmp_path: Path
     run = RunDirectory(tmp_path / "sums-sft-001")
     rows = run.read_metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[0]["lr"] == pytest.approx(1e-3), "the warm-up is that of a run of its length"
     assert rows[-1]["loss"] < rows[0]["loss"]
     folder = run.checkpoint_dir(6) / "hf"
     assert f"bapo train CONFIG --model.path {folder}" in done.stderr

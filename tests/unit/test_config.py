@@ -214,6 +214,10 @@ def test_every_name_in_the_table_is_a_key_of_ours() -> None:
         (["--learner.lr"], "--learner.lr needs a value"),
         (["--learner.lr", "--run.name", "x"], "--learner.lr needs a value"),
         (["--"], "'--' is not an override"),
+        (
+            ["--algorithm.num_generation", "4"],
+            "--algorithm.num_generation: unknown key (did you mean TRL's 'num_generations'?",
+        ),
         (["--lr", "1"], "--lr: unknown key (did you mean 'learner.lr'?)"),
         (["--preset", "bap"], "preset = 'bap': unknown preset (did you mean 'bapo'?)"),
         (["--preset", "bapp"], "preset = 'bapp': unknown preset (did you mean 'bapo'?)"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bapo.core.errors import ConfigError
 from contrib.luffy.loss import shaped_probability
 from learner.advantages.formulas import group_advantages
 from learner.batch.microbatch import rows_of
@@ -234,6 +235,13 @@ def test_the_squared_term_of_dppo_grows_beyond_20_nats_and_keeps_its_gradient() 
     assert logprobs.grad is not None
     assert total.item() == pytest.approx(0.625)  # 1e-3 * 25^2
     assert logprobs.grad.tolist() == pytest.approx([-0.05])  # 2e-3 * -25
+
+
+def test_a_loss_that_returns_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = Objective(settings())
+    monkeypatch.setattr(objective.loss, "surrogate", lambda logprobs_M, anchor_M, inputs: logprobs_M)
+    with pytest.raises(ConfigError, match=r"loss.name = \w+: surrogate returned a Tensor; it must return"):
+        objective.token_losses(NEW, inputs(OLD, OLD))
 
 
 def test_an_experts_token_has_no_kl_to_a_policy_that_did_not_sample_it() -> None:

@@ -34,6 +34,13 @@ def _texts(*last: str) -> list[str]:
     return [*(f"{i}+{i}" for i in range(NUM_ROWS)), *last]
 
 
+def test_prompts_whose_words_the_tokenizer_does_not_have_are_refused(tmp_path: Path) -> None:
+    _, check = prompts(_situation(tmp_path, ["what", "whom", "when", "1+1"]))
+    assert check.status == "fail"
+    assert "to '<unk><unk><unk><unk>' (3 of 4 tested prompts" in check.detail
+    assert [check.status for check in prompts(_situation(tmp_path, ["what", *_texts()]))] == ["ok"]
+
+
 def test_prompts_that_fit_are_sound(tmp_path: Path) -> None:
     (check,) = prompts(_situation(tmp_path, _texts()))
     assert (check.status, check.detail) == ("ok", "50 checked; the longest has 3 of 8 tokens")

@@ -111,7 +111,7 @@ def test_a_name_is_that_of_the_function(function: str, name: str) -> None:
     [
         ("[]", "leave task.reward out"),
         ('[{ function = "m:f", wight = 1 }]', "did you mean 'weight'"),
-        ('[{ function = "m:f", weight = 0 }]', "reward 1 of the list, weight"),
+        ('[{ function = "m:f", weight = 0 }]', "must be above 0; to record a number that does not count"),
         ('["a:f", "b:f"]', "2 rewards of the list are named 'f'"),
         ("[{ weight = 1 }]", "function"),
         ('[{ function = "m:f", range = [1, 0] }]', "low < high"),

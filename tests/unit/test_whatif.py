@@ -211,6 +211,11 @@ def test_each_prompt_of_the_trace_is_told_with_the_reason_of_its_groups(
     assert sentence(trace, prompt, step) == f"prompt {prompt} {want}"
 
 
+def test_a_group_that_trains_without_differing_rewards_says_so() -> None:
+    flat = fresh_result("a", 8, 1, "informative", Origin.X1)
+    assert sentence(recording_of([[flat]]), "a", 1).endswith("(all its rewards are equal: it has no advantage)")
+
+
 def test_a_late_group_names_the_step_of_its_request_and_partial_credit_is_told_as_rewards() -> None:
     late = again_result("a", 3, 2, "left_bad", asked=1)
     assert "its re-evaluated group (requested in step 1) had k = 3 of 8, left_bad: " in sentence(

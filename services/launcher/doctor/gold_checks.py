@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from bapo.core.errors import BapoError
+from bapo.core.errors import BapoError, ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.base import ROW
 from bapo.tasks.grading.pool import GraderPool
@@ -66,6 +66,9 @@ def gold_answers(situation: Situation) -> Iterator[Check]:
                 if time.monotonic() > until:
                     break
                 _try_odd(grader, prompt, _golds(situation, prompt), num, trial)
+    except ConfigError as error:  # nothing can grade, which check_gold is not about
+        yield Check(name=NAME, status="fail", detail=str(error))
+        return
     except BapoError as error:
         trial.failed.append(str(error))
     yield _result(situation, trial)
