@@ -31,6 +31,8 @@ FOLLOWING = ("preset", "run.name", "run.root", "run.seed", "task.options.seed")
 """Settings that follow from which run it is; the first seeds of two methods may differ, and the problems with them."""
 MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.stop", "rollout.max_response_tokens")
 """Parts of the configuration that say how a run was measured."""
+WHEN = "evaluation.at_responses"
+"""Says when: differences at equal responses are at a number that both have."""
 
 
 def prompt_means(row: Row) -> dict[str, float]:
@@ -231,7 +233,7 @@ def unlike(first: Measured, other: Measured) -> list[str]:
     for key in dict.fromkeys([*ours, *theirs]):
         is_measurement = any(key == part or key.startswith(f"{part}.") for part in MEASUREMENT)
         a, b = (settings[key][0] if key in settings else None for settings in (ours, theirs))
-        if is_measurement and a != b:
+        if is_measurement and key != WHEN and a != b:
             problems.append(_difference(first, other, f"{key} = {a}", f"{b}"))
     splits = [list(dict.fromkeys(str(row["split"]) for row in run.evaluations)) for run in (first, other)]
     if set(splits[0]) != set(splits[1]):

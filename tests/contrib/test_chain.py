@@ -11,6 +11,7 @@ from contrib.chain.task import (
     TRAIN_BUCKETS,
     Chain,
     distinct_chains,
+    is_easy,
     prompt_of,
     random_chain,
 )
@@ -60,6 +61,26 @@ def test_splits_have_their_lengths_and_no_problem_in_common() -> None:
     assert not (TRAIN_BUCKETS | HELD_OUT_BUCKETS) & BASE_MODEL_BUCKETS
 
 
+def test_easy_problems_are_a_share_of_training_and_a_split_of_their_own() -> None:
+    task = make_task(num_train=50, num_held_out=30, min_steps=3, easy_share=0.8, held_out=["chain", "chain-easy"])
+    levels = [task.level(prompt) for prompt in task.prompts("train")]
+    assert (levels.count(2), min(level for level in levels if level != 2)) == (40, 3)
+    assert {task.level(prompt) for prompt in task.prompts("chain-easy")} == {2}
+    ids = [prompt.prompt_id for split in ("train", "chain", "chain-easy") for prompt in task.prompts(split)]
+    assert len(set(ids)) == 110
+
+
+def test_a_step_is_easy_if_the_teacher_never_slips_in_it() -> None:
+    steps = [(value, sign, number) for value in range(100) for sign in "+-*" for number in range(1, 100)]
+    steps = [step for step in steps if step[1] != "*" or 2 <= step[2] <= 9]
+    assert [is_easy(*step) for step in steps] == [RIGHT[kind_of(*step)] == 1.0 for step in steps]
+
+
+def test_problems_without_easy_ones_are_those_of_earlier_studies() -> None:
+    task = make_task(num_train=2, num_held_out=1, seed=11, held_out_seed=1)
+    assert [task.prompts(split)[0].text for split in ("train", "chain")] == ["81*8*4*4-37:", "44*2*7:"]
+
+
 def test_other_seeds_train_other_problems_and_measure_the_same() -> None:
     one, two = make_task(num_train=20, num_held_out=20, seed=1), make_task(num_train=20, num_held_out=20, seed=2)
     assert one.prompts("train") != two.prompts("train")
@@ -72,6 +93,7 @@ def test_other_seeds_train_other_problems_and_measure_the_same() -> None:
         ({"num_train": 0}, "num_train"),
         ({"min_steps": 4, "max_steps": 3}, "more than max_steps"),
         ({"held_out": ["chain-short"]}, "chain-long"),
+        ({"easy_share": 0.5}, "set min_steps = 3"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:

@@ -104,6 +104,24 @@ def test_at_equal_responses_methods_are_paired_by_seed_and_prompt(tmp_path: Path
     assert rows == (("ours", "plain", "cd4", "+25.0 [-51.1, +101.1]", "0.29", "2 x 2", "43.8 : 18.8 at 16"),)
 
 
+def test_runs_measured_at_several_numbers_of_responses_share_the_largest_that_both_have(tmp_path: Path) -> None:
+    half = {"p": "1100", "q": "1100"}
+    for name, budgets, at in (
+        ("plain", "[8]", {0: NOTHING, 2: NOTHING, 4: NOTHING}),
+        ("ours", "[4, 8]", {0: NOTHING, 1: NOTHING, 2: half, 4: half}),
+    ):
+        sampled = {step: [result(f"t{step}", "0001", step=step)] for step in range(1, STEPS + 1)}
+        write_run(
+            tmp_path / f"{name}-s1", metrics=[metrics_row(step) for step in range(1, STEPS + 1)], groups=sampled,
+            evaluations=[evaluation_row("cd4", step + 1, right) for step, right in at.items()],
+            overrides=["--evaluation.at_responses", budgets],
+        )  # fmt: skip
+    ours, plain = methods_of(tmp_path)
+    found = at_equal_responses(ours, plain, "cd4")
+    assert not isinstance(found, str)
+    assert (found.budget, found.method, found.reference) == (8, 0.5, 0.0)
+
+
 def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> None:
     make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING})
     make_run(tmp_path / "plain-s2", {0: NOTHING, 2: NOTHING}, seed=2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+from bapo.config.layers import flatten
 from bapo.config.load import dump_toml
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -121,9 +122,39 @@ CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 def test_a_shipped_study_is_fair(path: Path) -> None:
     methods = parse_study(path.read_text(), path.name).methods
     runs = read_study(path).runs
-    assert len(runs) >= 3 * len(methods)
+    # Two seeds choose settings, and are no result.
+    assert len(runs) >= (2 if path.stem == "study-tuning" else 3) * len(methods)
     alike = [run for run in runs if "run.num_steps" not in methods[run.method].may_differ]
     assert len({run.config.run.num_steps for run in alike}) == 1
+
+
+def test_the_arms_of_the_mixture_differ_in_who_is_sampled_a_second_time() -> None:
+    study = read_study(CONFIGS / "study-mixture.toml")
+    configs = {run.method: run.config for run in study.runs if run.seed == 41}
+    x2, control = (dict(flatten(configs[name].model_dump())) for name in ("reuse-x2", "reuse-random"))
+    assert {key: (x2[key], control[key]) for key in x2 if x2[key] != control[key] and key[0] != "run"} == {
+        ("algorithm", "options", "which"): ("hard", "any")
+    }
+    assert all(config.evaluation.at_responses == [30720] for config in configs.values())
+    used = {
+        run.seed
+        for path in CONFIGS.glob("study-*.toml")
+        if path.stem != "study-mixture"
+        for run in read_study(path).runs
+    }
+    assert not used & {run.seed for run in study.runs}
+
+
+def test_a_second_pass_one_step_later_is_compared_with_one_at_once() -> None:
+    study = read_study(CONFIGS / "study-controls.toml")
+    later, at_once = (
+        dict(flatten(next(run.config for run in study.runs if run.method == name).model_dump()))
+        for name in ("bapo-reuse", "two-passes")
+    )
+    assert {key: (later[key], at_once[key]) for key in later if later[key] != at_once[key] and key[0] != "run"} == {
+        ("algorithm", "use_x3"): (True, False),
+        ("learner", "epochs"): (1, 2),
+    }
 
 
 def test_ppo_and_ba_ppo_differ_in_the_batch_alone() -> None:

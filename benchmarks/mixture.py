@@ -1,0 +1,65 @@
+"""What docs/studies/mixture.md asks of the records: the two contrasts with their correction, and prices.
+
+    python -m benchmarks.mixture outputs/study-mixture
+
+The price of an informative group is all responses of its kind of request by the informative groups among them, or by
+those of hard prompts among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from bapo.core.types import Purpose
+from bapo.tasks.base import TRAIN
+from bapo.tasks.registry import task_of
+from studies.compare.accuracy import at_equal_responses
+from studies.compare.gather import Compared, Measured, gather
+from studies.compare.tables import points
+from studies.significance import holm
+
+SPLIT, METHOD, REFERENCES = "chain", "reuse-x2", ("reuse-random", "bapo-reuse")
+
+
+def contrast_lines(compared: Compared) -> Iterator[str]:
+    """Both differences on the hard set at equal responses, with p values by Holm's correction over the two."""
+    methods = {method.name: method for method in compared.methods}
+    pairs = [at_equal_responses(methods[METHOD], methods[name], SPLIT) for name in REFERENCES]
+    if words := [found for found in pairs if isinstance(found, str)]:
+        yield from words
+        return
+    tested = [found.difference for found in pairs if not isinstance(found, str)]
+    for name, difference, p in zip(REFERENCES, tested, holm([one.p for one in tested]), strict=True):
+        yield f"{METHOD} - {name}: {points(difference)}, p = {p:.2g}"
+
+
+def price_line(run: Measured) -> str:
+    """Responses per informative group, of any prompt and of hard ones, fresh and re-evaluated."""
+    task = task_of(run.config)
+    steps = {prompt.prompt_id: task.level(prompt) or 0 for prompt in task.prompts(TRAIN)}
+    fewest = run.config.task.options["min_steps"]
+    parts = []
+    for purpose in (Purpose.FRESH, Purpose.REEVALUATE):
+        groups = [result for _, results in run.sampled for result in results if result.purpose is purpose]
+        responses = sum(len(result.rewards) for result in groups)
+        informative = [result for result in groups if len(set(result.rewards)) > 1]
+        hard = sum(steps[result.prompt_id] >= fewest for result in informative)
+        if informative and hard:
+            parts.append(f"{purpose.value} {responses / len(informative):.1f}, hard {responses / hard:.1f}")
+    return f"{run.name}: {'; '.join(parts)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study")
+    compared = gather([parser.parse_args().study])
+    for line in contrast_lines(compared):
+        print(line)
+    for method in compared.methods:
+        for run in method.runs:
+            print(price_line(run))
+
+
+if __name__ == "__main__":
+    main()
