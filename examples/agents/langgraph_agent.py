@@ -32,6 +32,6 @@ def calc(expression: str) -> str:
     return str((left + right if found[2] == "+" else left - right) % 100)
 
 
-agent = create_react_agent(ChatOpenAI(model="policy"), [get, calc])
+agent = create_react_agent(ChatOpenAI(model="policy", max_retries=8), [get, calc])
 messages = agent.invoke({"messages": prompt["messages"]}, {"recursion_limit": 30})["messages"]
 print(float(f"<answer>{prompt['answer']['value']}</answer>" in messages[-1].text))  # the reward

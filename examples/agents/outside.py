@@ -15,7 +15,7 @@ def play(url):
     """Run episodes until none comes for five seconds. Returns: their rewards."""
     service, rewards = EpisodeClient(url), []
     while episodes := service.open(1, wait_s=5):
-        game, model = Lookup(), OpenAI(base_url=episodes[0].base_url, api_key=episodes[0].key)
+        game, model = Lookup(), OpenAI(base_url=episodes[0].base_url, api_key=episodes[0].key, max_retries=8)
         game.reset(episodes[0].prompt)
         messages, is_done = episodes[0].prompt.messages, False
         while not is_done:

@@ -51,7 +51,7 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = dict.fromkeys(FORBIDDEN, bool) | 
     ),
     "prompt": lambda value: isinstance(value, list) and not all(isinstance(one, int) for one in value),
     "response_format": lambda value: isinstance(value, dict) and value.get("type") != "text",
-    "text": lambda value: isinstance(value, dict) and (value.get("format") or {}).get("type", "text") != "text",
+    "text": lambda value: isinstance(value, dict) and _kind(value.get("format") or "text") not in (None, "text"),
     "n": lambda value: value not in (None, 1),
     "best_of": lambda value: value not in (None, 1),
 }

@@ -116,6 +116,8 @@ class Handle:
     """Open calls of the model: the agent waits for us."""
     num_reserved: int = 0
     """Context tokens and limits of these calls."""
+    calling: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Digest of an open call -> its end."""
 
 
 class Episodes:
@@ -305,7 +307,9 @@ class Episodes:
             counts: whether it is one of these.
         """
         index, request_id = handle.episode.index, handle.group.request.request_id
-        log.warning("episode %d of %s failed reason=%s: %s", index, request_id, reason, detail)
+        level = logging.WARNING if counts else logging.INFO
+        # Quoted: the launcher takes the last error of a log for the reason of a process's end.
+        log.log(level, "episode %d of %s failed reason=%s: %r", index, request_id, reason, detail)
         failed = Failed(index=index, reason=reason[:200], detail=detail[:MAX_DETAIL], counts=counts)
         await self._append(handle, failed)
         await self._notify()
@@ -433,8 +437,9 @@ class Episodes:
 
     def _begin_again(self, group: OpenGroup, episode: Episode, failed: Failed) -> None:
         self._count(f"failed/{failed.reason}")
-        self.num_failed[failed.reason] += 1
-        self.last_failure = f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
+        if failed.counts:
+            self.num_failed[failed.reason] += 1
+            self.last_failure = f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         self._handles.pop(episode.key, None)
         if failed.counts and episode.attempts >= self._settings.max_attempts:
             self._close(group)

@@ -8,6 +8,7 @@ afterwards.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -83,14 +84,25 @@ class Recorder:
         Raises: GoneError; LimitError; ContractError for what the engine refuses; UnavailableError.
         """
         handle = self._episodes.handle_of(call.key)
-        if call.is_retry and (turn := handle.episode.turn_of_call(call.digest)) is not None:
+        if call.is_retry and (turn := await self._recorded(handle, call)) is not None:
             return _reply(handle.episode.path_of(turn.parent) + turn.context_ids.tolist(), turn)
         handle.num_calls += 1
+        handle.calling[call.digest] = done = asyncio.Event()
         try:
             return await self._sampled(handle, call)
         finally:
             handle.num_calls -= 1
             handle.heard = self._episodes.now()
+            done.set()
+            if handle.calling.get(call.digest) is done:
+                del handle.calling[call.digest]
+
+    async def _recorded(self, handle: Handle, call: ModelCall) -> Sampled | None:
+        """The turn of the first try, which may be under way, or being stored although its client has gone."""
+        while (first := handle.calling.get(call.digest)) is not None:
+            await first.wait()
+        async with handle.group.lock:
+            return handle.episode.turn_of_call(call.digest)
 
     async def _sampled(self, handle: Handle, call: ModelCall) -> Reply:
         found = continuation_of(handle.episode, call.text, call.token_ids, self._encode)

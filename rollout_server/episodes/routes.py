@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bapo.core.errors import BapoError, ContractError
 from bapo.core.reward_details import MAX_DETAILS, is_fact
+from bapo.core.types import SAME_REWARD
 from bapo.runtime.auth.api_tokens import Role
 from bapo.tasks.base import RESERVED
 from bapo.transport.http_guard import allow, error_answer, named_error, problems_of
@@ -62,8 +63,14 @@ class OpenBody(Body):
 
 
 def _number_of(reward: Any) -> Any:
-    """As everywhere in Python true is 1 and false 0."""
-    return float(reward) if isinstance(reward, bool) else reward
+    """As everywhere in Python true is 1 and false 0; a sum of parts may miss its end by a rounding."""
+    if isinstance(reward, int | float) and -SAME_REWARD <= reward <= 1 + SAME_REWARD:
+        return min(max(float(reward), 0.0), 1.0)
+    return reward
+
+
+def _as_number(fact: Any) -> Any:
+    return float(fact) if isinstance(fact, bool) else fact
 
 
 class RewardBody(Body):
@@ -78,7 +85,9 @@ class RewardBody(Body):
     """null: it could not be graded; absent: the task's reward function grades the last text."""
     error: str = ""
     """Why there is no reward."""
-    facts: dict[str, float] = Field(default_factory=dict, max_length=MAX_DETAILS)
+    facts: dict[str, Annotated[float, BeforeValidator(_as_number)]] = Field(
+        default_factory=dict, max_length=MAX_DETAILS
+    )
     """Further numbers of the episode, which are recorded."""
 
     @field_validator("facts")

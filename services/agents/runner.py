@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import BapoError, UnavailableError
 from bapo.core.reward_details import MAX_DETAILS, is_fact
+from bapo.core.types import SAME_REWARD
 from bapo.core.user_code import place_of
+from bapo.tasks.grading.answers import number_of
 from bapo.transport.episode_client import EpisodeClient, OpenedEpisode
 from services.agents.loop_watch import watch_loop
 from services.agents.outcome import GRADE, Grade, OpenAIClient, Outcome, Rollout
@@ -122,20 +123,24 @@ class AgentRunner:
         try:
             async with limit:
                 reward, facts = _without_facts(await self._rollout(client, episode.prompt))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's agent raises anything, or calls sys.exit
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a user's agent raises anything, or exits
+            if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise  # the runner's stop, and not a cancellation of the agent's own
             message = f"{type(error).__name__}: {error}{place_of(error)}"
             if limit.expired():  # and not a time limit of the agent's own
                 message = f"it took longer than agents.timeout_s = {self._settings.timeout_s:g}"
-            log.warning("episode %s raised %s", episode.episode_id, message)
+            # Quoted: the launcher takes the last error of a log for the reason of a process's end.
+            log.warning("episode %s is ungraded: %r", episode.episode_id, message)
             return partial(ungraded, message)
         if reward is GRADE:
             return partial(service.grade, episode.key, facts)
         if reward is None:
             return partial(ungraded, "rollout returned None")
-        if not isinstance(reward, int | float) or not 0 <= reward <= 1 or math.isnan(reward):
+        number = number_of(reward)
+        if number is None or not -SAME_REWARD <= number <= 1 + SAME_REWARD:  # NaN fails both comparisons
             log.warning("episode %s: rollout returned %r, not a reward in [0, 1]", episode.episode_id, reward)
             return partial(ungraded, f"rollout returned {reward!r:.100}, not a reward in [0, 1]")
-        return partial(service.reward, episode.key, float(reward), facts)
+        return partial(service.reward, episode.key, min(max(number, 0.0), 1.0), facts)
 
     async def _beat(self, episode: OpenedEpisode) -> None:
         while True:
@@ -172,13 +177,13 @@ def _without_facts(outcome: Outcome) -> tuple[float | Grade | None, dict[str, fl
     """How an episode ended, and what can be recorded of the facts that its function returned with it."""
     if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], Mapping)):
         return outcome, {}
-    facts = {
-        name: float(value)
-        for name, value in outcome[1].items()
-        if isinstance(value, int | float) and is_fact(name, value)
-    }
+    numbers = {name: number_of(value) for name, value in outcome[1].items()}
+    facts = {name: value for name, value in numbers.items() if value is not None and is_fact(name, value)}
+    facts = dict(list(facts.items())[:MAX_DETAILS])
     if left_out := outcome[1].keys() - facts.keys():
         log.warning(
-            "facts %.200s are not recorded: they are not finite numbers with names", sorted(map(repr, left_out))
+            "facts %.200s are not recorded: a fact is a finite number with a name, and an episode has at most %d",
+            sorted(map(repr, left_out)),
+            MAX_DETAILS,
         )
-    return outcome[0], dict(list(facts.items())[:MAX_DETAILS])
+    return outcome[0], facts

@@ -52,6 +52,8 @@ RETRY_S = 120.0
 """How long a call is repeated while the server restarts."""
 CALL_TIMEOUT_S = 1800.0
 GIVE_BACK_S = 1.8
+ROUNDING = 1e-6
+"""By which a sum of rewards may miss 0 or 1."""
 AWAY = (408, 425, 429, 500, 502, 503, 504)
 LIMITS = ("give its reward", "maximum context length", "maximum model length")
 """In the refusals of a call that does not fit any more."""
@@ -156,14 +158,14 @@ class Runner:
         try:
             async with limit:
                 reward = await self._run(episode)
-            if not 0 <= reward <= 1:
+            if not -ROUNDING <= reward <= 1 + ROUNDING:
                 raise UngradedError(f"the reward {reward} is not in [0, 1]")  # noqa: TRY301
-            body: Message = {"reward": reward}
+            body: Message = {"reward": min(max(reward, 0.0), 1.0)}
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign environment raises anything
             message = f"{type(error).__name__}: {error}"
             if limit.expired():
                 message = f"it took longer than agents.timeout_s = {self._timeout_s:g}"
-            log.warning("episode %s is ungraded: %s", episode["episode_id"], message)
+            log.warning("episode %s is ungraded: %r", episode["episode_id"], message)
             body = {"reward": None, "error": message[:1000]}
         finally:
             beating.cancel()

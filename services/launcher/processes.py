@@ -101,7 +101,7 @@ class Starter:
         number = settings.num_processes if settings is not None and settings.rollout is not None else 0
         names = [f"{AGENTS}-{i}" for i in range(number)]
         return [
-            replace(self._spec(name, "services.agents", "--name", name, has_health=False), restarts=Restarts.CRASHED)
+            replace(self._spec(name, "services.agents", "--name", name, has_health=False), restarts=Restarts.USER_CODE)
             for name in names
         ]
 

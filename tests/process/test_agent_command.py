@@ -19,7 +19,8 @@ from tests.support.factories import make_prompt
 class Service:
     """Episodes without end, and how each ended."""
 
-    def __init__(self, lease_s: float = 60.0) -> None:
+    def __init__(self, lease_s: float = 60.0, text: str = "a+b") -> None:
+        self._text = text
         self.ends: list[tuple[str, object]] = []
         self.num_opened = 0
         self.beats = 0
@@ -30,7 +31,7 @@ class Service:
         return [
             OpenedEpisode(
                 episode_id=f"g/{self.num_opened}", key=f"key-{self.num_opened}", base_url="http://here/v1",
-                lease_s=self._lease_s, purpose="fresh", prompt=make_prompt(text="a+b"),
+                lease_s=self._lease_s, purpose="fresh", prompt=make_prompt(text=self._text),
             )
         ]  # fmt: skip
 
@@ -103,6 +104,16 @@ def test_a_program_that_takes_long_shows_signs_of_life() -> None:
     service = Service(lease_s=1.0)
     assert end_of("import time; time.sleep(1.3); print(0)", service) == ("reward", 0.0)
     assert service.beats >= 1
+
+
+def test_output_that_is_no_utf_8_is_read_and_a_prompt_that_no_variable_holds_is_on_standard_input() -> None:
+    program = (
+        "import json, sys; sys.stderr.buffer.write(b'caf\\xe9'); print(float(len(json.load(sys.stdin)['text'])==N))"
+    )
+    for text in ("a" * 200_000, "a\0b"):
+        service: Any = Service(text=text)
+        runner = ProgramRunner(service, [sys.executable, "-c", program.replace("N", str(len(text)))])
+        assert dict(runner.run(1, 1)) == {"reward 1": 1}
 
 
 def test_a_program_that_takes_too_long_is_stopped_and_ungraded() -> None:

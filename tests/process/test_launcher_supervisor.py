@@ -107,6 +107,8 @@ def test_an_optional_process_that_cannot_start_again_is_left_away(parts: Parts) 
         ("raise ValueError('a bug')", Restarts.CRASHED, True),
         ("raise SystemExit(0)", Restarts.CRASHED, True),  # a service does not end
         ("raise SystemExit(2)", Restarts.CRASHED, False),  # a setting is wrong
+        ("raise SystemExit(2)", Restarts.USER_CODE, False),
+        ("raise SystemExit(9)", Restarts.USER_CODE, True),  # whatever a user's library exits with
         ("raise SystemExit(3)", Restarts.CRASHED, False),  # the disk is full
         ("raise SystemExit(4)", Restarts.KILLED, False),  # the loss is not finite
     ],

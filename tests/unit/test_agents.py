@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bapo.config.agents import AgentsConfig
@@ -98,6 +99,25 @@ def run(rollout: Rollout, service: Service, *, num: int, **settings: Any) -> lis
     return sorted(service.ends, key=str)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reward"),
+    [(sum([1 / 9] * 9), 1.0), (-1e-9, 0.0), (True, 1.0), (np.float32(0.5), 0.5), (np.True_, 1.0), (np.array([1]), 1.0)],
+)
+def test_a_number_is_a_reward_whatever_made_it_and_however_it_is_rounded(outcome: Any, reward: float) -> None:
+    async def rollout(client: Any, prompt: Prompt) -> Any:
+        return outcome
+
+    assert run(rollout, Service(1), num=1) == [("key-0", reward)]
+
+
+def test_a_cancellation_of_the_agents_own_is_ungraded() -> None:
+    async def rollout(client: Any, prompt: Prompt) -> float:
+        raise asyncio.CancelledError
+
+    ((_, said),) = run(rollout, Service(1), num=1)
+    assert "CancelledError" in str(said)
+
+
 def test_the_reward_of_a_rollout_is_that_of_its_episode() -> None:
     async def rollout(client: Any, prompt: Prompt) -> float:
         return {"key-0": 0.5, "key-1": 1, "key-2": True}[client]
@@ -125,6 +145,7 @@ def test_a_rollout_may_return_facts_and_one_that_is_no_number_costs_no_episode()
     ("outcome", "message"),
     [
         (None, "returned None"),
+        (1.00001, "returned 1.00001, not a reward"),
         ((None, {"steps": 3}), "returned None"),
         (1.5, "returned 1.5, not a reward"),
         (float("nan"), "returned nan, not a reward"),

@@ -138,7 +138,7 @@ async def test_the_episodes_of_a_process_that_was_restarted_begin_again_at_once_
     with pytest.raises(GoneError):
         front.episodes.handle_of(first.key)
     assert front.episodes.handle_of(other.key) is other
-    assert dict(front.episodes.num_failed) == {"agent_restarted": 1}
+    assert "failed/agent_restarted" in front.counted
 
 
 @pytest.mark.parametrize("comes_first", ["the journal", "the agent"])
@@ -541,6 +541,26 @@ async def test_a_retry_gets_the_recorded_reply_and_a_second_question_another() -
     assert [found.parent for found in agent.handle.episode.turns] == [-2, -2]
 
 
+@pytest.mark.parametrize("client_is_gone", [False, True])
+@in_loop
+async def test_a_retry_waits_for_a_first_call_that_is_being_stored(client_is_gone: bool) -> None:
+    front = Front()
+    handle, _ = await opened(front)
+    agent = Agent(front, handle, ["ab.", "cd."])
+    front.journal.gate.clear()
+    first = asyncio.create_task(agent.call("Q:"))
+    await asyncio.sleep(0.01)
+    if client_is_gone:
+        first.cancel()
+        await asyncio.sleep(0.01)
+    again = asyncio.create_task(agent.call("Q:", is_retry=True))
+    await asyncio.sleep(0.01)
+    front.journal.gate.set()
+    assert await again == "ab."
+    assert len(handle.episode.turns) == 1, "no reply trains that no client saw"
+    await asyncio.gather(first, return_exceptions=True)
+
+
 @in_loop
 async def test_no_reply_without_a_record() -> None:
     front = Front()
@@ -555,9 +575,9 @@ async def test_no_reply_without_a_record() -> None:
     assert await calling == "ab."
 
 
-@pytest.mark.parametrize("facts", [{"a": math.inf}, {"a": True}, {"": 1.0}, {"a\n": 1.0}, {"a": "1"}, {"a": 1e39}])
+@pytest.mark.parametrize("facts", [{"a": math.inf}, {"": 1.0}, {"a\n": 1.0}, {"a": "1"}, {"a": 1e39}])
 def test_facts_that_cannot_be_recorded_are_refused(facts: dict[str, object]) -> None:
-    assert RewardBody.model_validate({"reward": 1, "facts": {"a": 1, "b": -0.5}}).facts == {"a": 1.0, "b": -0.5}
+    assert RewardBody.model_validate({"reward": 1, "facts": {"a": True, "b": -0.5}}).facts == {"a": 1.0, "b": -0.5}
     with pytest.raises(ValueError, match="facts"):
         RewardBody.model_validate({"facts": facts})
 

@@ -39,6 +39,8 @@ POLL_S = 0.5
 BEATS_PER_LEASE = 3
 SHOWN = 400
 """Characters of a failed program's output."""
+MAX_VARIABLE_BYTES = 100_000
+"""Linux starts no program with a longer one; the prompt is on standard input, too."""
 UNGRADED, GONE = "ungraded", "gone"
 """Ends of an episode without a reward."""
 
@@ -265,11 +267,13 @@ class ProgramRunner:
             "OPENAI_API_KEY": episode.key,
             "ANTHROPIC_BASE_URL": origin,
             "ANTHROPIC_API_KEY": episode.key,
-            "BAPO_PROMPT": str(episode.prompt.messages[-1]["content"]),
         }
+        prompt = str(episode.prompt.messages[-1]["content"])
+        if "\0" not in prompt and len(prompt.encode(errors="replace")) < MAX_VARIABLE_BYTES:
+            own["BAPO_PROMPT"] = prompt
         try:
             return subprocess.Popen(
-                self._command, env=os.environ | own, text=True, start_new_session=True,
+                self._command, env=os.environ | own, text=True, errors="replace", start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:

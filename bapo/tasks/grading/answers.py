@@ -54,7 +54,7 @@ def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[floa
         given = _without_facts(returned, facts, row, len(texts))
         if given is None:
             continue
-        reward = _number(given)
+        reward = number_of(given)
         mapped = math.nan if reward is None else (reward - low) / (high - low)
         if not -SAME_REWARD <= mapped <= 1 + SAME_REWARD:  # NaN fails both comparisons
             what = f"not a number in [{low:g}, {high:g}] (on the response {text[:200]!r}){_advice(reward)}"
@@ -71,7 +71,7 @@ def _without_facts(returned: object, facts: dict[str, list[float]], row: int, si
     while isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         returned, given = returned
         for name, value in given.items():
-            number = None if value is None else _number(value)
+            number = None if value is None else number_of(value)
             if number is not None and is_fact(name, number):
                 facts.setdefault(name, [math.nan] * size)[row] = number
             elif value is not None:
@@ -89,7 +89,7 @@ def tell_left_out(name: object, why: str) -> None:
         sys.stderr.write(f"grader: the fact {shown_name} is not recorded: {why}\n")
 
 
-def _number(given: object) -> float | None:
+def number_of(given: object) -> float | None:
     """`given` as the float that is stored: of Python's numbers, numpy's scalars (bool, too), arrays and tensors of one
     element; None for anything else, and for a number that no float holds."""
     if not isinstance(given, numbers.Real) and isinstance(given, _Array) and math.prod(given.shape) == 1:

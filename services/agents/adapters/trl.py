@@ -19,7 +19,7 @@ from typing import Any
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
-from bapo.core.user_code import load_object
+from bapo.core.user_code import load_object, place_of
 from bapo.tasks.base import columns_of
 from services.agents.conversation import Conversation, Message
 from services.agents.outcome import GRADE, OpenAIClient, Outcome, Rollout
@@ -66,7 +66,12 @@ class _Pool:
         if not callable(factory):
             raise ConfigError(f"{what} must be a class, or a function that makes an environment, not {factory!r:.100}")
         self._factory = factory
-        first = factory()
+        try:
+            first = factory()
+        except Exception as error:
+            raise ConfigError(
+                f"{what}() raised {type(error).__name__}: {error}{place_of(error)}; it is called without arguments"
+            ) from error
         if RESET not in _functions(first):
             raise ConfigError(f"{what}: {type(first).__name__} must define reset(self, **columns) -> str | None")
         self.has_reward = REWARD in _functions(first)

@@ -39,6 +39,8 @@ class Restarts(Enum):
     KILLED = "killed"
     CRASHED = "crashed"
     """Killed by a signal, crashed by an unexpected exception, or exited with 0 although it is a service."""
+    USER_CODE = "user_code"
+    """The same, and any exit code but that of a wrong configuration: code of the user's may exit with any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,8 @@ class Child:
             return False
         if self.spec.restarts is Restarts.KILLED:
             return self.was_killed
+        if self.spec.restarts is Restarts.USER_CODE:
+            return self.exit_code != ConfigError.exit_code
         return self.spec.restarts is Restarts.CRASHED and (self.was_killed or self.exit_code in (0, 1))
 
     @property
