@@ -11,6 +11,7 @@ import sys
 
 from bapo.config.agents import AgentsConfig
 from bapo.core.errors import BapoError, ConfigError
+from bapo.runtime.standard_streams import print_any_text
 from services.agents.rollouts import load_rollout, standalone_command, standalone_of
 
 CHECK_S = 120.0
@@ -30,6 +31,7 @@ def check(settings: AgentsConfig) -> None:
 
 
 if __name__ == "__main__":
+    print_any_text()
     try:
         check(AgentsConfig.model_validate_json(sys.stdin.read()))
     except BapoError as error:

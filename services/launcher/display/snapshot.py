@@ -153,7 +153,7 @@ class Observer:
             status=self._status,
             silence=self._silence,
             is_denied=isinstance(self._error, AccessError),
-            workers=self._fleet_status.workers,
+            workers=tuple(self._fleet_status.workers),
             agents=self._fleet_status.agents,
             waits_for_agents=agent_command(self._config, self._run),
             counters=self._counters,
