@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -21,13 +18,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bapo.runtime.rank_environment import free_port
 from bapo.tasks.adapters.judge import make_reward
 from bapo.tasks.base import make_prompt
 from bapo.tasks.judge_store import JudgeStore
 from bapo.tasks.judging import JudgeError, Rubric, question
-from rollout_server.engines.vllm import ENVIRONMENT
-from tests.support.wait import wait_until
+from tests.support.vllm_server import vllm_server
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 ONE_OF = {"structured_outputs": {"choice": [json.dumps({"score": score}) for score in range(11)]}}
@@ -58,30 +53,9 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of `vllm serve`, with /v1."""
     folder = tmp_path_factory.mktemp("judge")
     write_judge(folder / "model")
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")),
-        *("--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
-        *("--enforce-eager", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20)),
-    ]
-    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-
-    def is_ready() -> bool:
-        assert process.poll() is None, (folder / "log").read_text()[-3000:]
-        try:
-            return bool(urllib.request.urlopen(f"{url}/health", timeout=1).status == 200)
-        except OSError:
-            return False
-
-    try:
-        wait_until(is_ready, timeout_s=180)
-        yield f"{url}/v1"
-    finally:
-        process.terminate()
-        process.wait(30)
+    options = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20))
+    with vllm_server(folder / "model", "judge", folder / "log", *options) as url:
+        yield url
 
 
 @pytest.fixture

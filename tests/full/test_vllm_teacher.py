@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,43 +12,21 @@ from transformers import AutoModelForCausalLM
 
 from bapo.config.distillation import DistillationConfig
 from bapo.config.tree import Config
-from bapo.core.errors import UnavailableError
-from bapo.runtime.rank_environment import free_port
 from bapo.transport.teacher_client import TeacherClient
 from services.launcher.doctor.situation import Situation
 from services.launcher.doctor.teacher_checks import teacher as teacher_check
 from tests.support.tiny_model import reference_logprobs
-from tests.support.wait import wait_until
+from tests.support.vllm_server import vllm_server
 
 MODEL = Path("models/chain-tiny")
-START_S = 180.0
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    port = free_port()
-    options = {"--model": MODEL, "--port": port, "--max-model-len": 129, "--dtype": "float32", "--max-num-seqs": 32}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--served-model-name", "big"]
-        + [str(word) for option in options.items() for word in option],
-        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
-    )
-    url = f"http://127.0.0.1:{port}/v1"
-    try:
-        wait_until(lambda: process.poll() is not None or is_up(url), timeout_s=START_S)
-        assert process.poll() is None
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("teacher") / "log"
+    options = ("--max-num-seqs", "32", "--max-model-len", "129", "--kv-cache-memory-bytes", str(256 << 20))
+    with vllm_server(MODEL, "big", log, *options) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def is_up(url: str) -> bool:
-    try:
-        client_of(url).model()
-    except UnavailableError:
-        return False
-    return True
 
 
 def client_of(url: str) -> TeacherClient:

@@ -143,12 +143,16 @@ function tilesOf({ steps, index, length, run, held }) {
     ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, run.ended ? "ended early" : at("step") < run.num_steps ? `${duration(left)} left, ${duration(recent("step_s"))} per step` : `${duration(recent("step_s"))} per step`, null],
     ["Mean reward", decimal(reward), before === null ? `last ${plural(Math.min(WINDOW, index + 1), "step")}` : `${signed(reward - before)} over ${WINDOW} steps`, smooth(upTo("reward_mean"))],
     split
-      ? [`Held-out ${split.split}, ${split.measure}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model${run.best?.split === split.split ? `; best: ${percent(run.best.mean)} after step ${run.best.step}` : ""}` : "base model", held[0].accuracy.slice(0, split.index + 1)]
+      ? [`Held-out ${split.split}, ${split.measure}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model${run.best?.split === split.split ? bestOf(run.best, at("step")) : ""}` : "base model", held[0].accuracy.slice(0, split.index + 1)]
       : ["Held-out results", DASH, "not evaluated yet", null],
     ["Throughput", count(recent("tokens_per_s")), "trained tokens per second", smooth(upTo("tokens_per_s"))],
     ["Staleness, fresh", count(stale[index]), `steps, at most ${count(run.max_staleness)}`, upTo("staleness_x1_max")],
   ];
 }
+
+/** Weights are compared over the prompts that all evaluations have, so the mean may be another than the tile's. */
+const bestOf = (best, shown) =>
+  best.step === shown ? "; the best evaluation" : `; best: step ${best.step}, ${percent(best.mean)} of the prompts common to all`;
 
 /** Means over a sliding window: a trend, not its noise. */
 const smooth = (values) => values.map((_, i) => mean(values.slice(Math.max(0, i + 1 - WINDOW), i + 1)));
