@@ -1,12 +1,17 @@
-"""What a run cost: responses, tokens and seconds, from its records. Pure: rows in, numbers out."""
+"""What a run cost: responses, tokens and seconds, from its records."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bapo.core.types import GroupResult, Purpose, num_sampled
 from bapo.runtime.run_directory.curves import Row, first_results
+
+LEDGER_FILE = "ledger.json"
+"""In the directory of a run whose group records were left out of an archive (`benchmarks.archive`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +55,31 @@ def ledger_of(
             spent[result.purpose] += Spent(responses=num_sampled(result), tokens=result.num_tokens)
             total += num_sampled(result)
         by_step[step] = total
-    return Ledger(
-        fresh=spent[Purpose.FRESH],
-        reevaluate=spent[Purpose.REEVALUATE],
-        evaluate=_measured(evaluations),
-        rollouts_by_step=by_step,
-        train_s=sum(float(row.get("step_s") or 0.0) + float(row.get("checkpoint_s") or 0.0) for row in metrics),
-    )
+    sampled = Ledger(fresh=spent[Purpose.FRESH], reevaluate=spent[Purpose.REEVALUATE], rollouts_by_step=by_step)
+    return _with_rows(sampled, evaluations, metrics)
+
+
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    """What `ledger_of` reads from group records, without them."""
+    parts = {name: (part.responses, part.tokens) for name, part in _sampled(ledger).items()}
+    path.write_text(json.dumps(parts | {"rollouts": list(ledger.rollouts_by_step.items())}), encoding="utf-8")
+
+
+def read_ledger(path: Path, evaluations: Sequence[Row], metrics: Sequence[Row]) -> Ledger:
+    """The ledger that `write_ledger` wrote."""
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    fresh, reevaluate = (Spent(responses=fields[name][0], tokens=fields[name][1]) for name in _sampled(Ledger()))
+    sampled = Ledger(fresh=fresh, reevaluate=reevaluate, rollouts_by_step=dict(fields["rollouts"]))
+    return _with_rows(sampled, evaluations, metrics)
+
+
+def _sampled(ledger: Ledger) -> dict[str, Spent]:
+    return {"fresh": ledger.fresh, "reevaluate": ledger.reevaluate}
+
+
+def _with_rows(sampled: Ledger, evaluations: Sequence[Row], metrics: Sequence[Row]) -> Ledger:
+    train_s = sum(float(row.get("step_s") or 0.0) + float(row.get("checkpoint_s") or 0.0) for row in metrics)
+    return replace(sampled, evaluate=_measured(evaluations), train_s=train_s)
 
 
 def _measured(evaluations: Sequence[Row]) -> Spent:

@@ -43,8 +43,9 @@ def retained_share(run: Measured) -> float | None:
     return sum(result.origin is Origin.X1 for result in fresh) / len(fresh) if fresh else None
 
 
-def reevaluated(run: Measured) -> set[str]:
-    return _reevaluated(run, None)
+def num_reevaluated(run: Measured) -> float | None:
+    """Distinct hard prompts that were re-evaluated; None without X2, or without group records."""
+    return len(_reevaluated(run, None)) if run.config.algorithm.use_x2 and run.has_groups else None
 
 
 def improved_share(run: Measured) -> float | None:
@@ -83,7 +84,7 @@ def _reevaluated(run: Measured, reasons: Iterable[str] | None) -> set[str]:
 
 
 def _share_of_reevaluated(run: Measured, reasons: Iterable[str]) -> float | None:
-    asked = reevaluated(run)
+    asked = _reevaluated(run, None)
     return len(_reevaluated(run, reasons)) / len(asked) if asked else None
 
 
@@ -99,8 +100,11 @@ MAX_STALENESS = 1
 """Steps. Sampling next to the learner (`cadence.max_steps_ahead` = 1) uses the weights of the step before."""
 
 
-def is_on_policy(method: Method) -> bool:
-    """Each response trains in one step alone, once, and the policy of that step or of the one before sampled it."""
+def is_on_policy(method: Method) -> bool | None:
+    """Each response trains in one step alone, once, and the policy of that step or of the one before sampled it.
+
+    Returns: None when the configuration allows it, and a run has no group records.
+    """
     config = method.config
     if (
         config.cadence.weight_sync_interval > 1
@@ -108,6 +112,8 @@ def is_on_policy(method: Method) -> bool:
         or config.learner.epochs > 1
     ):
         return False
+    if not all(run.has_groups for run in method.runs):
+        return None
     return not any(
         is_stored or step - result.policy_version > MAX_STALENESS or not_its_own(result)
         for run in method.runs

@@ -22,7 +22,7 @@ from bapo.core.types import GroupResult
 from bapo.runtime.build_info import short
 from bapo.runtime.run_directory.curves import BASE_VERSION, first_results
 from bapo.runtime.run_directory.layout import RunDirectory
-from studies.ledger import Ledger, ledger_of
+from studies.ledger import LEDGER_FILE, Ledger, ledger_of, read_ledger
 from studies.plan import StudyFile, must_agree, parse_study
 from studies.state import Results
 
@@ -64,6 +64,11 @@ class Measured:
         """Optimizer updates done, all steps together."""
         return sum(int(row["num_updates"]) for row in self.metrics)
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether its group records are there; an archive may leave them out (`benchmarks.archive`)."""
+        return bool(self.directory.group_steps())
+
     @cached_property
     def groups(self) -> list[tuple[int, list[GroupResult]]]:
         """(step, its results): every group that its assembly saw."""
@@ -76,6 +81,10 @@ class Measured:
 
     @cached_property
     def ledger(self) -> Ledger:
+        """From the group records, or where an archive has none from its ledger."""
+        path = self.directory.path / LEDGER_FILE
+        if path.is_file() and not self.has_groups:
+            return read_ledger(path, self.evaluations, self.metrics)
         return ledger_of(self.groups, self.evaluations, self.metrics)
 
     @cached_property
@@ -340,6 +349,8 @@ def remarks(compared: Compared) -> list[str]:
     seeds = {method.label: method.seeds for method in compared.methods}
     if len(set(seeds.values())) > 1:
         lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
+    if names := [run.name for method in compared.methods for run in method.runs if not run.has_groups]:
+        lines.append(f"without group records, so that some cells are dashes: {', '.join(names)}")
     return [*lines, *_not_after_training(compared), *_unequal_updates(compared), *_different_commits(compared)]
 
 

@@ -35,7 +35,7 @@ from studies.compare.composition import (
     is_on_policy,
     last_entropy,
     last_length,
-    reevaluated,
+    num_reevaluated,
     retained_share,
     share_of,
     solved_share,
@@ -233,7 +233,7 @@ def table_composition(compared: Compared, *, paper: bool = False) -> Table:
         (
             name_of(method),
             *(_per_seed(method, value, percent) for value in shares),
-            _per_seed(method, _num_reevaluated, "{:.0f}".format),
+            _per_seed(method, num_reevaluated, "{:.0f}".format),
             *(_per_seed(method, value, percent) for value in (improved_share, solved_share)),
         )
         for method in compared.methods
@@ -291,10 +291,6 @@ def table_dynamics(compared: Compared) -> Table:
 
 def _per_seed(method: Method, value: Callable[[Measured], float | None], shown: Callable[[float], str]) -> str:
     return spread([found for run in method.runs if (found := value(run)) is not None], shown)
-
-
-def _num_reevaluated(run: Measured) -> float | None:
-    return len(reevaluated(run)) if run.config.algorithm.use_x2 else None
 
 
 def _moved(matrices: Sequence[Matrix | None]) -> str:
@@ -409,7 +405,7 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
     for method in compared.methods:
         accuracies = _accuracies([final_accuracy(method, split) for split in compared.splits])
         rollouts = spread([run.ledger.rollouts for run in method.runs], count)
-        kind = "on" if is_on_policy(method) else "off"
+        kind = {True: "on", False: "off", None: DASH}[is_on_policy(method)]
         rows.append([name_of(method), str(len(method.runs)), *accuracies, rollouts, kind, _staleness(method)])
     if paper:
         header, rows = _with_paper_accuracy(compared, header, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from bapo.core.types import GroupResult, Origin, Purpose
 from bapo.runtime.run_directory.curves import held_out_curves
 from studies.compare.accuracy import at_equal_responses, means_at
 from studies.compare.composition import gradient_norm, is_on_policy, last_entropy, last_length
-from studies.compare.gather import Compared, Measured, Method, against, contrasts, gather
+from studies.compare.gather import Compared, Measured, Method, against, contrasts, gather, remarks
 from studies.compare.tables import table_1, table_composition, table_equal_responses, table_settings
+from studies.ledger import Ledger, Spent, read_ledger, write_ledger
 from tests.support.run_rows import make_evaluation
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
@@ -204,6 +206,26 @@ def test_a_method_is_on_policy_when_its_rows_train_once_and_at_once(
     compared = gather([write_run(tmp_path / "one", preset="grpo", groups=groups, overrides=overrides).path])
     assert is_on_policy(compared.reference) is want
     assert table_1(compared).rows[1][-2] == ("on" if want else "off")
+
+
+def test_a_run_without_group_records_is_counted_by_its_ledger_and_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", preset="grpo", groups=OTHERS)
+    shutil.rmtree(run.path / "groups")
+    stored = {"fresh": [8, 80], "reevaluate": [4, 30], "rollouts": [[1, 8], [2, 12]]}
+    (run.path / "ledger.json").write_text(json.dumps(stored))
+    compared = gather([run.path])
+    (found,) = compared.reference.runs
+    assert found.ledger.rollouts == 12
+    assert found.ledger.rollouts_by_step == {1: 8, 2: 12}
+    assert table_1(compared).rows[1][-2] == "-"  # on-policy or not: nobody knows
+    assert remarks(compared)[0] == "without group records, so that some cells are dashes: one"
+
+
+def test_an_archived_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
+    spent = Spent(responses=8, tokens=80), Spent(responses=4, tokens=30)
+    ledger = Ledger(fresh=spent[0], reevaluate=spent[1], rollouts_by_step={1: 8, 2: 12})
+    write_ledger(tmp_path / "ledger.json", ledger)
+    assert read_ledger(tmp_path / "ledger.json", [], []) == ledger
 
 
 # -- what batches were made of

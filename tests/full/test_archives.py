@@ -1,0 +1,97 @@
+"""The archives of the studies: small, and what the pages say is what `bapo compare` finds in them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.which_method import BEGIN, END, markdown, rows_of
+from studies.compare.accuracy import at_equal_responses
+from studies.compare.gather import gather
+from studies.compare.tables import points
+
+ARCHIVES = sorted(Path("docs/studies").glob("*.tar.xz"))
+RESULTS, WHICH_METHOD = Path("docs/results.md"), Path("docs/which_method.md")
+STUDIES = {"mathematics": ("words", "latex"), "countdown": ("cd34", "cd4")}
+"""In the order of the columns of the page's table of other tasks."""
+NAMES = {"`bapo-reuse`": "bapo-reuse", "BAPO": "bapo", "DAPO": "dapo", "GRPO": "grpo"}
+
+
+def unpack(name: str, into: Path) -> None:
+    with tarfile.open(f"docs/studies/{name}.tar.xz") as archive:
+        archive.extractall(into, filter="data")
+
+
+def rows_between(text: str, heading: str, end: str) -> Iterator[list[str]]:
+    """Cells of the table rows of a section."""
+    section = text.split(heading, 1)[1].split(end, 1)[0]
+    for line in section.splitlines():
+        if line.startswith("| "):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chain study with all its arms."""
+    folder = tmp_path_factory.mktemp("study-chain")
+    for name in ("chain", "chain-arms", "chain-ours"):
+        unpack(name, folder)
+    shutil.copy("deploy/configs/study-chain.toml", folder / "study.toml")
+    return folder
+
+
+def test_archives_are_under_3_mb_each_and_6_mb_together() -> None:
+    sizes = {path.name: path.stat().st_size for path in ARCHIVES}
+    assert max(sizes.values()) < 3e6, sizes
+    assert sum(sizes.values()) < 6e6, sizes
+
+
+def test_no_archive_names_a_machine() -> None:
+    for path in ARCHIVES:
+        with tarfile.open(path) as archive:
+            for entry in archive:
+                if entry.name.endswith(("run.json", "config.toml")):
+                    file = archive.extractfile(entry)
+                    assert file is not None
+                    assert not re.search(r'"(/[a-z]+){2}|"host"', file.read().decode()), f"{path}: {entry.name}"
+
+
+def test_the_chain_table_of_the_results_is_that_of_the_records(chains: Path) -> None:
+    compared = gather([chains])
+    methods = {method.name: method for method in compared.methods}
+    rows = [row for row in rows_between(RESULTS.read_text(), "## Chains", "After Holm") if " - " in row[0]]
+    assert len(rows) == 6
+    for title, *cells in rows:
+        method, reference = (methods[NAMES[name.partition(",")[0]]] for name in title.split(" - "))
+        for split, cell in zip(("chain", "chain@0.3", "chain-long", "chain-long@0.3"), cells, strict=True):
+            found = at_equal_responses(method, reference, split)
+            assert not isinstance(found, str)
+            assert points(found.difference) == cell, f"{title}, {split}"
+
+
+def test_the_table_of_methods_is_that_of_the_records(chains: Path) -> None:
+    compared = gather([chains])
+    page = WHICH_METHOD.read_text().split(BEGIN, 1)[1].split(END, 1)[0].strip()
+    assert markdown(compared, rows_of(compared, "chain", "grpo"), "chain", "grpo") == page
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_table_of_other_tasks_is_that_of_the_records(name: str, tmp_path: Path) -> None:
+    unpack(name, tmp_path)
+    methods = {method.name: method for method in gather([tmp_path]).methods}
+    column = 1 if name == "mathematics" else 3
+    rows = [row for row in rows_between(RESULTS.read_text(), "## Other tasks", "is **not** ahead") if "[" in row[1]]
+    assert len(rows) == 4
+    pair = ""
+    for title, *cells in rows:
+        pair = title.partition(",")[0] if " - " in title else pair
+        method, reference = (methods[NAMES[name]] for name in pair.split(" - "))
+        for number, split in enumerate(STUDIES[name], start=column - 1):
+            found = at_equal_responses(method, reference, f"{split}@0.3" if "T = 0.3" in title else split)
+            assert not isinstance(found, str)
+            assert points(found.difference) == cells[number], f"{title}, {split}"
