@@ -33,7 +33,6 @@ from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.teacher_client import TeacherClient
-from contrib.revisit.head_start import HeadStart
 from rollout_server.calls import Calls
 from rollout_server.claims import Claims
 from rollout_server.delivery import NUM_GRADERS, Delivery
@@ -264,8 +263,6 @@ class Worker:
     def _program(self, tokenization: Tokenization, grader: GraderPool) -> RolloutProgram:
         config, sampler = self._config, self._sampler
         program: RolloutProgram = Single(config, tokenization, sampler)
-        if config.algorithm.options.get("head_start"):
-            program = HeadStart(config, tokenization, sampler, task_of(config))
         if config.rollout.generation_budget is not None:
             program = Segmented(config, tokenization, sampler, files=self._segments, on_pause=self._leases.pause)
         if config.algorithm.num_experts > 0:

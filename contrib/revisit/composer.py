@@ -35,12 +35,6 @@ class Revisit(Bapo):
 
         which: Literal["hard", "any"] = "hard"
         """Those that failed (mu <= c1), or any, for all of which `algorithm.bad_capacity` must have room."""
-        max_mu: float = Field(1.0, ge=0, le=1)
-        """With "any": only prompts whose last fresh group had at most this mean reward."""
-        min_mu: float = Field(0.0, ge=0, le=1)
-        """With "any": at least this once, in a fresh group; those with a success have 1 / G."""
-        head_start: bool = False
-        """Re-evaluations begin with the beginning of a success of their prompt (`contrib/revisit/head_start.py`)."""
         min_age: int = Field(10, ge=1)
         """Steps since a prompt was last sampled, before it may be re-evaluated."""
 
@@ -59,9 +53,8 @@ class Revisit(Bapo):
             return decision
         queue = {entry.prompt_id: entry for entry in view.bad}
         for stat in view.fresh:
-            known = queue.pop(stat.prompt_id, None)
-            if stat.mu <= self._own.max_mu and (known is not None or stat.mu >= self._own.min_mu):
-                queue[stat.prompt_id] = HardPrompt(prompt_id=stat.prompt_id, birth=view.step, mu=stat.mu)
+            queue.pop(stat.prompt_id, None)
+            queue[stat.prompt_id] = HardPrompt(prompt_id=stat.prompt_id, birth=view.step, mu=stat.mu)
         # What `bapo` calls solved leaves its B_bad, and stays here.
         words = {
             group_id: Reason.ALL_CORRECT if word == Reason.SOLVED else word
