@@ -9,29 +9,14 @@ those of hard prompts among them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
 from bapo.core.types import Purpose
 from bapo.tasks.base import TRAIN
 from bapo.tasks.registry import task_of
-from studies.compare.accuracy import at_equal_responses
-from studies.compare.gather import Compared, Measured, gather
-from studies.compare.tables import points
-from studies.significance import holm
+from benchmarks.contrasts import contrasts, markdown
+from studies.compare.gather import Measured, gather
 
 SPLIT, METHOD, REFERENCES = "chain", "reuse-x2", ("reuse-random", "bapo-reuse")
-
-
-def contrast_lines(compared: Compared) -> Iterator[str]:
-    """Both differences on the hard set at equal responses, with p values by Holm's correction over the two."""
-    methods = {method.name: method for method in compared.methods}
-    pairs = [at_equal_responses(methods[METHOD], methods[name], SPLIT) for name in REFERENCES]
-    if words := [found for found in pairs if isinstance(found, str)]:
-        yield from words
-        return
-    tested = [found.difference for found in pairs if not isinstance(found, str)]
-    for name, difference, p in zip(REFERENCES, tested, holm([one.p for one in tested]), strict=True):
-        yield f"{METHOD} - {name}: {points(difference)}, p = {p:.2g}"
 
 
 def price_line(run: Measured) -> str:
@@ -54,8 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
     compared = gather([parser.parse_args().study])
-    for line in contrast_lines(compared):
-        print(line)
+    print("\n".join(markdown(contrasts(compared, [(METHOD, name) for name in REFERENCES], SPLIT))))
     for method in compared.methods:
         for run in method.runs:
             print(price_line(run))

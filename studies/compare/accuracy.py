@@ -142,14 +142,21 @@ class AtEqualResponses:
     difference: Tested
 
 
-def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqualResponses | str:
-    """Their paired difference after as many responses as both were measured at, or why there is none: the largest
-    common one of `evaluation.at_responses`, or what the cheapest of their runs spent in all."""
+def at_equal_responses(
+    method: Method, reference: Method, split: str, budget: int | None = None
+) -> AtEqualResponses | str:
+    """Their paired difference after as many training responses, or why there is none.
+
+    Args:
+        budget: None: the largest of `evaluation.at_responses` that both were measured at, or what the cheapest of
+            their runs spent in all.
+    """
     runs = list(shared_seeds(method, reference))
     if not runs:
         return "no seed in common"
-    common = set.intersection(*(_budgets_of(run, split) for pair in runs for run in pair))
-    budget = max(common, default=min(run.ledger.rollouts for pair in runs for run in pair))
+    if budget is None:
+        common = set.intersection(*(_budgets_of(run, split) for pair in runs for run in pair))
+        budget = max(common, default=min(run.ledger.rollouts for pair in runs for run in pair))
     tables: list[tuple[Means, Means]] = []
     for ours, theirs in runs:
         a, b = means_at(ours, split, budget), means_at(theirs, split, budget)
