@@ -4,8 +4,9 @@
     python -m benchmarks.archive outputs/study-mixture docs/studies/mixture.tar.xz --groups
 
 Per run: its configuration, run.json without what belongs to the machine, evaluations.jsonl, metrics.jsonl with five
-significant digits, and ledger.json, the responses of each step. With --groups, instead of the ledger, the records of
-every group without their times, which the tables of composition, first visits and unlocked prompts need.
+significant digits and without off-policy diagnostics, and ledger.json, the responses of each step. With --groups,
+instead of the ledger, the records of every group without their times, which the tables of composition, first visits
+and unlocked prompts need.
 
 Runs that did not finish are left out, and named. Two runs of this program write the same bytes.
 """
@@ -36,13 +37,14 @@ TIMES = ("time", "started_at", "ended_at", "wall_s")
 """Rounded to a tenth of a second."""
 GROUP_TIMES = ("sample_s", "grade_s", "claimed_at")
 OF_THE_MACHINE = ("pid", "host", "command", "addresses", "processes", "gpus")
+DIAGNOSTICS = ("divergences", "bounds")
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 28}]
 
 
 def rounded(value: Any, key: str = "") -> Any:
-    """The same with `DIGITS` significant digits in every float."""
+    """The same with `DIGITS` significant digits in every float, without `DIAGNOSTICS`."""
     if isinstance(value, Mapping):
-        return {name: rounded(part, name) for name, part in value.items()}
+        return {name: rounded(part, name) for name, part in value.items() if name not in DIAGNOSTICS}
     if isinstance(value, list):
         return [rounded(part) for part in value]
     if isinstance(value, float):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.contrasts import contrasts
+from benchmarks.contrasts import markdown as lines_of
 from benchmarks.which_method import BEGIN, END, markdown, rows_of
 from studies.compare.accuracy import at_equal_responses
 from studies.compare.gather import gather
@@ -95,3 +97,12 @@ def test_the_table_of_other_tasks_is_that_of_the_records(name: str, tmp_path: Pa
             found = at_equal_responses(method, reference, f"{split}@0.3" if "T = 0.3" in title else split)
             assert not isinstance(found, str)
             assert points(found.difference) == cells[number], f"{title}, {split}"
+
+
+@pytest.mark.parametrize("name", ["mixture"])
+def test_the_contrasts_of_a_registered_study_are_those_of_the_records(name: str, tmp_path: Path) -> None:
+    unpack(name, tmp_path)
+    rows = list(rows_between(Path(f"docs/studies/{name}.md").read_text(), "## Result", "**Verdict"))[1:]
+    pairs = [(method, reference) for method, _, reference in (row[0].partition(" - ") for row in rows)]
+    found = list(lines_of(contrasts(gather([tmp_path]), pairs, "chain")))[2:]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in found] == rows
