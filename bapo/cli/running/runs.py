@@ -209,7 +209,8 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     if state.ended:
         yield "ended", f"after step {state.step}: {state.ended}"
     if state.best_mean is not None:
-        yield "best", f"{state.best_split} {percent(state.best_mean)} after step {state.best_step}"
+        mean = f"{percent(state.best_mean)} over the prompts that all evaluations have"
+        yield "best", f"{state.best_split} after step {state.best_step}: {mean}"
     for row in _latest_evaluations(run):
         measure = measure_of(run.read_evaluations(), row["split"])
         yield "held-out", f"{row['split']} {measure} {percent(row['accuracy'])} after step {row['step']}"
