@@ -1,7 +1,7 @@
 """Pack the records of a study into a small file that `bapo compare` reads.
 
     python -m benchmarks.archive outputs/study-controls docs/studies/controls.tar.xz
-    python -m benchmarks.archive outputs/study-mixture docs/studies/mixture.tar.xz --groups
+    python -m benchmarks.archive outputs/study-chain docs/studies/chain.tar.xz --groups
 
 Per run: its configuration, run.json without what belongs to the machine, evaluations.jsonl, metrics.jsonl with five
 significant digits and without off-policy diagnostics, and ledger.json, the responses of each step. With --groups,

@@ -21,6 +21,8 @@ SPLIT, METHOD, REFERENCES = "chain", "reuse-x2", ("reuse-random", "bapo-reuse")
 
 def price_line(run: Measured) -> str:
     """Responses per informative group, of any prompt and of hard ones, fresh and re-evaluated."""
+    if not run.has_groups:
+        return f"{run.name}: no group records, so no prices"
     task = task_of(run.config)
     steps = {prompt.prompt_id: task.level(prompt) or 0 for prompt in task.prompts(TRAIN)}
     fewest = run.config.task.options["min_steps"]

@@ -276,7 +276,8 @@ def _difference(first: Measured, other: Measured, ours: str, theirs: str) -> str
 def changed_settings(base: Method, method: Method) -> dict[str, str]:
     """Dotted key -> value, for every setting in which a method differs from another one."""
     ours, theirs = (dict(flatten(m.config.model_dump())) for m in (base, method))
-    keys = {dotted(key): key for key in [*theirs, *ours] if ours.get(key) != theirs.get(key)}
+    filled = {key[:-1] for key in [*theirs, *ours]}
+    keys = {dotted(key): key for key in [*theirs, *ours] if ours.get(key) != theirs.get(key) and key not in filled}
     return {name: shown(theirs.get(key)) for name, key in keys.items() if name not in FOLLOWING}
 
 
@@ -350,7 +351,9 @@ def remarks(compared: Compared) -> list[str]:
     if len(set(seeds.values())) > 1:
         lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
     if names := [run.name for method in compared.methods for run in method.runs if not run.has_groups]:
-        lines.append(f"without group records, so that some cells are dashes: {', '.join(names)}")
+        lines.append(
+            f"without group records, so that some cells are dashes and some tables missing: {', '.join(names)}"
+        )
     return [*lines, *_not_after_training(compared), *_unequal_updates(compared), *_different_commits(compared)]
 
 

@@ -249,7 +249,7 @@ def table_composition(compared: Compared, *, paper: bool = False) -> Table:
         "earlier steps, including those in X1 (RePO, ARPO). Retained: share of the fresh groups that trained in their "
         "own step. Re-evaluated: distinct hard prompts that were re-evaluated. Improved: of these, those that were "
         "then partly correct (c1 < mu' < 1), with or without room in the batch. Solved: all correct. A prompt may be "
-        "both, at different steps. A dash: not part of the method."
+        "both, at different steps. A dash: not part of the method, or not in the records."
     )
     return Table(key="composition", title="Composition of batches", header=header, rows=tuple(rows), note=note)
 

@@ -218,7 +218,7 @@ def test_a_run_without_group_records_is_counted_by_its_ledger_and_says_so(tmp_pa
     assert found.ledger.rollouts == 12
     assert found.ledger.rollouts_by_step == {1: 8, 2: 12}
     assert table_1(compared).rows[1][-2] == "-"  # on-policy or not: nobody knows
-    assert remarks(compared)[0] == "without group records, so that some cells are dashes: one"
+    assert remarks(compared)[0] == "without group records, so that some cells are dashes and some tables missing: one"
 
 
 def test_an_archived_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def test_records_with_a_gap_are_refused(tmp_path: Path) -> None:
         read_recording(run)
     for path in (run.path / "groups").iterdir():
         path.unlink()
-    with pytest.raises(ConfigError, match="no group records yet"):
+    with pytest.raises(ConfigError, match="no group records: it has no step yet"):
         read_recording(run)
 
 

@@ -95,7 +95,7 @@ def read_recording(run: RunDirectory) -> Recording:
             )
     found = [step.step for step in steps]
     if not found:
-        raise ConfigError(f"run {run.path} has no group records yet: {run.path / 'groups'} is empty")
+        raise ConfigError(f"run {run.path} has no group records: it has no step yet, or is an archive without them")
     if found != list(range(1, len(found) + 1)):
         missing = next(step for step in range(1, found[-1] + 1) if step not in found)
         raise ConfigError(f"run {run.path} has no group records of step {missing}, on which all later steps depend")
