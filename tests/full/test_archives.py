@@ -99,10 +99,26 @@ def test_the_table_of_other_tasks_is_that_of_the_records(name: str, tmp_path: Pa
             assert points(found.difference) == cells[number], f"{title}, {split}"
 
 
-@pytest.mark.parametrize("name", ["mixture"])
-def test_the_contrasts_of_a_registered_study_are_those_of_the_records(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "page", "heading", "end"),
+    [("mixture", "mixture", "## Result", "**Verdict"), ("controls", "chain", "## Controls", "**1.")],
+)
+def test_the_contrasts_of_a_registered_study_are_those_of_the_records(
+    name: str, page: str, heading: str, end: str, tmp_path: Path
+) -> None:
     unpack(name, tmp_path)
-    rows = list(rows_between(Path(f"docs/studies/{name}.md").read_text(), "## Result", "**Verdict"))[1:]
+    rows = list(rows_between(Path(f"docs/studies/{page}.md").read_text(), heading, end))[1:]
     pairs = [(method, reference) for method, _, reference in (row[0].partition(" - ") for row in rows)]
     found = list(lines_of(contrasts(gather([tmp_path]), pairs, "chain")))[2:]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in found] == rows
+
+
+def test_the_lead_over_grpo_at_four_budgets_is_that_of_the_records(tmp_path: Path) -> None:
+    unpack("controls", tmp_path)
+    compared, splits = gather([tmp_path]), ("chain", "chain@0.3", "chain-long", "chain-long@0.3")
+    rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "**2.", "This corrects"))[1:]
+    budgets = (7680, 15360, 23040, 30720)
+    for split, column in zip(splits, (1, 3, 4, 5), strict=True):
+        found = contrasts(compared, [("reuse-8000", "grpo-8000")], split, budgets=budgets)
+        for one, row in zip(found, rows, strict=True):
+            assert row[column].endswith(points(one.found.difference)), f"{split}, {row[0]}"
