@@ -66,8 +66,12 @@ class Measured:
 
     @property
     def has_groups(self) -> bool:
-        """Whether its group records are there; an archive may leave them out (`benchmarks.archive`)."""
         return bool(self.directory.group_steps())
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether an archive has its ledger instead of its group records (`benchmarks.archive`)."""
+        return not self.has_groups and (self.directory.path / LEDGER_FILE).is_file()
 
     @cached_property
     def groups(self) -> list[tuple[int, list[GroupResult]]]:
@@ -82,9 +86,8 @@ class Measured:
     @cached_property
     def ledger(self) -> Ledger:
         """From the group records, or where an archive has none from its ledger."""
-        path = self.directory.path / LEDGER_FILE
-        if path.is_file() and not self.has_groups:
-            return read_ledger(path, self.evaluations, self.metrics)
+        if self.is_archived:
+            return read_ledger(self.directory.path / LEDGER_FILE, self.evaluations, self.metrics)
         return ledger_of(self.groups, self.evaluations, self.metrics)
 
     @cached_property
@@ -350,7 +353,7 @@ def remarks(compared: Compared) -> list[str]:
     seeds = {method.label: method.seeds for method in compared.methods}
     if len(set(seeds.values())) > 1:
         lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
-    if names := [run.name for method in compared.methods for run in method.runs if not run.has_groups]:
+    if names := [run.name for method in compared.methods for run in method.runs if run.is_archived]:
         lines.append(
             f"without group records, so that some cells are dashes and some tables missing: {', '.join(names)}"
         )

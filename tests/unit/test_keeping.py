@@ -250,7 +250,7 @@ def test_tables_say_why_a_run_ended_and_which_weights_are_the_best(ended: RunDir
     assert (state.state, state.ended, state.best_step, state.best_mean) == ("finished", "no improvement", 4, 0.5)
     text = CliRunner().invoke(app, ["status", str(ended.path)]).output
     assert "after step 8: no improvement" in text
-    assert "easy 50.0 % after step 4" in text
+    assert "easy after step 4: 50.0 %" in text
     config = load_config([str(ended.config_path)], [])
     shown = "\n".join(drawn(summary(ended, config), 400))
     assert "after step 8 of 100: no improvement" in shown
