@@ -17,7 +17,7 @@ from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.types import Batch, Progress
-from bapo.runtime.run_directory.best import Measured, best_first, last_improvement, measured
+from bapo.runtime.run_directory.best import Measured, best_first, best_of, last_improvement, measured, scope_of
 from bapo.runtime.run_directory.layout import RunDirectory
 from learner.checkpoint import complete_steps
 from learner.loop import Learner
@@ -242,6 +242,17 @@ def keep(run: RunDirectory, *steps: int) -> None:
         run.checkpoint_dir(step).mkdir()
         (run.checkpoint_dir(step) / "state.json").write_text("{}")
         (run.checkpoint_dir(step) / "hf").mkdir()
+
+
+def test_the_best_mean_says_where_it_is_not_that_of_its_own_evaluation() -> None:
+    # After step 8 a second prompt was measured, too: 0.9 and 0.1, so 50 % alone and 90 % of what all have.
+    row = make_evaluation("easy", 9, 0.5) | {"rewards": {"a": [0.9], "b": [0.1]}}
+    first = make_evaluation("easy", 1, 0.2) | {"rewards": {"a": [0.2]}}
+    best = best_of([first, row], None)
+    assert best is not None
+    assert (best.step, best.mean) == (8, pytest.approx(0.9))
+    assert scope_of(best, [first, row]) == " over the prompts that all have"
+    assert scope_of(best, [first, row | {"accuracy": 0.9}]) == ""
 
 
 def test_tables_say_why_a_run_ended_and_which_weights_are_the_best(ended: RunDirectory) -> None:

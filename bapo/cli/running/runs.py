@@ -20,7 +20,7 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.auth.token_store import set_of_run
-from bapo.runtime.run_directory.best import best_of
+from bapo.runtime.run_directory.best import best_of, scope_of
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
@@ -56,6 +56,8 @@ class RunState:
     """Step after which the weights measured best; None if only one was measured. 0: the base model."""
     best_mean: float | None = None
     """Their mean reward on `best_split`, over the prompts that all measurements have."""
+    best_scope: str = ""
+    """In words, where it is not the accuracy of their own evaluation."""
     best_split: str | None = None
     """By which the best weights are chosen: `evaluation.best_measure`."""
     page: str | None = None
@@ -141,6 +143,7 @@ def state_of(run: RunDirectory) -> RunState:
         ended=ended_early(metrics) or None,
         best_step=best.step if best else None,
         best_mean=best.mean if best else None,
+        best_scope=scope_of(best, evaluations) if best else "",
         best_split=best.split if best else None,
         page=(fields.get("addresses") or {}).get("dashboard_url") if state == "running" else None,
         updated_at=_updated_at(run),
@@ -179,7 +182,7 @@ def _row(run: RunState) -> dict[str, Any]:
         "state": run.state,
         "step": f"{run.step}/{run.num_steps}{', ended early' if run.ended else ''}" if run.num_steps else None,
         "held-out": ", ".join(_measured(run, split) for split in run.accuracies) or None,
-        "best": None if run.best_mean is None else f"{percent(run.best_mean)} at step {run.best_step}",
+        "best": None if run.best_mean is None else f"{percent(run.best_mean)} at step {run.best_step}{run.best_scope}",
         "page": run.page,
         "updated": f"{duration(time.time() - run.updated_at)} ago" if run.updated_at else None,
     }
@@ -209,8 +212,7 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     if state.ended:
         yield "ended", f"after step {state.step}: {state.ended}"
     if state.best_mean is not None:
-        mean = f"{percent(state.best_mean)} over the prompts that all evaluations have"
-        yield "best", f"{state.best_split} after step {state.best_step}: {mean}"
+        yield "best", f"{state.best_split} after step {state.best_step}: {percent(state.best_mean)}{state.best_scope}"
     for row in _latest_evaluations(run):
         measure = measure_of(run.read_evaluations(), row["split"])
         yield "held-out", f"{row['split']} {measure} {percent(row['accuracy'])} after step {row['step']}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bapo.core.statistics import shared_means
+from bapo.core.text import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,12 @@ def best_of(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> Measu
     """The best of several measurements; None if there are fewer than two. Arguments: as `measured`."""
     found = measured(evaluations, name)
     return best_first(found)[0] if len(found) > 1 else None
+
+
+def scope_of(best: Measured, evaluations: Iterable[Mapping[str, Any]]) -> str:
+    """` over the prompts that all have`, where the evaluation of these weights alone says another mean; else empty."""
+    rows = [row for row in evaluations if row.get("split") == best.split and row.get("version") == best.version]
+    return "" if not rows or percent(rows[-1]["accuracy"]) == percent(best.mean) else " over the prompts that all have"
 
 
 def last_improvement(found: Sequence[Measured], min_improvement: float) -> int:

@@ -16,7 +16,7 @@ from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k,
 from bapo.core.reward_details import shown_details
 from bapo.core.statistics import change
 from bapo.core.text import count, duration, percent, with_interval
-from bapo.runtime.run_directory.best import Measured, best_first, measured
+from bapo.runtime.run_directory.best import best_first, measured, scope_of
 from bapo.runtime.run_directory.curves import first_results
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
 from bapo.runtime.run_directory.rows import ended_early
@@ -202,16 +202,10 @@ def _best(run: RunDirectory, evaluations: Sequence[Mapping[str, Any]], config: C
     where = "the base model" if best.step == 0 else f"after step {best.step}"
     has_checkpoint = best.step in run.checkpoint_steps()
     how = f"bapo export {run.path} --best" if has_checkpoint else "no checkpoint; checkpoint.keep_best = 1 keeps it"
-    alone = next(row["accuracy"] for row in reversed(evaluations) if _is_of(row, best))
-    over = "" if percent(alone) == percent(best.mean) else " over the prompts that all have"
-    return (
-        f"{where}: {best.split} {percent(best.mean)}{over}, the highest of {len(found)} measurements, so partly luck"
-        + (f" ({how})" if best.step else "")
+    mean = f"{percent(best.mean)}{scope_of(best, evaluations)}"
+    return f"{where}: {best.split} {mean}, the highest of {len(found)} measurements, so partly luck" + (
+        f" ({how})" if best.step else ""
     )
-
-
-def _is_of(row: Mapping[str, Any], one: Measured) -> bool:
-    return row["split"] == one.split and int(row["version"]) == one.version
 
 
 def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:
