@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bapo.core.types import GroupResult, Purpose, num_sampled
+import msgspec
+
+from bapo.core.types import Count, GroupResult, Purpose, num_sampled
 from bapo.runtime.run_directory.curves import Row, first_results
+from bapo.runtime.run_directory.files import read_content
+from bapo.runtime.run_directory.rows import Step, object_of
 
 LEDGER_FILE = "ledger.json"
 """In the directory of a run whose group records were left out of an archive (`benchmarks.archive`)."""
@@ -59,22 +62,34 @@ def ledger_of(
     return _with_rows(sampled, evaluations, metrics)
 
 
+class LedgerRow(msgspec.Struct):
+    """`LEDGER_FILE`."""
+
+    fresh: tuple[Count, Count]
+    """Responses and tokens."""
+    reevaluate: tuple[Count, Count]
+    rollouts: list[tuple[Step, Count]]
+    """Step, responses for training up to it."""
+
+
 def write_ledger(path: Path, ledger: Ledger) -> None:
     """What `ledger_of` reads from group records, without them."""
-    parts = {name: (part.responses, part.tokens) for name, part in _sampled(ledger).items()}
-    path.write_text(json.dumps(parts | {"rollouts": list(ledger.rollouts_by_step.items())}), encoding="utf-8")
+    row = LedgerRow(
+        fresh=(ledger.fresh.responses, ledger.fresh.tokens),
+        reevaluate=(ledger.reevaluate.responses, ledger.reevaluate.tokens),
+        rollouts=list(ledger.rollouts_by_step.items()),
+    )
+    path.write_bytes(msgspec.json.encode(row))
 
 
 def read_ledger(path: Path, evaluations: Sequence[Row], metrics: Sequence[Row]) -> Ledger:
-    """The ledger that `write_ledger` wrote."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    fresh, reevaluate = (Spent(responses=fields[name][0], tokens=fields[name][1]) for name in _sampled(Ledger()))
+    """The ledger that `write_ledger` wrote. Raises: RecordError for a damaged file; StorageError."""
+    fields = object_of(read_content(path), str(path), LedgerRow)
+    fresh, reevaluate = (
+        Spent(responses=responses, tokens=tokens) for responses, tokens in (fields["fresh"], fields["reevaluate"])
+    )
     sampled = Ledger(fresh=fresh, reevaluate=reevaluate, rollouts_by_step=dict(fields["rollouts"]))
     return _with_rows(sampled, evaluations, metrics)
-
-
-def _sampled(ledger: Ledger) -> dict[str, Spent]:
-    return {"fresh": ledger.fresh, "reevaluate": ledger.reevaluate}
 
 
 def _with_rows(sampled: Ledger, evaluations: Sequence[Row], metrics: Sequence[Row]) -> Ledger:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.core.errors import ConfigError
+from bapo.core.errors import ConfigError, RecordError
 from bapo.core.types import GroupResult, Origin, Purpose
 from bapo.runtime.run_directory.curves import held_out_curves
 from studies.compare.accuracy import at_equal_responses, means_at
@@ -226,6 +226,13 @@ def test_an_archived_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
     ledger = Ledger(fresh=spent[0], reevaluate=spent[1], rollouts_by_step={1: 8, 2: 12})
     write_ledger(tmp_path / "ledger.json", ledger)
     assert read_ledger(tmp_path / "ledger.json", [], []) == ledger
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"fresh": [8], "reevaluate": [0, 0], "rollouts": []}', "[1]"])
+def test_a_damaged_ledger_is_refused_by_its_path(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ledger.json").write_text(content)
+    with pytest.raises(RecordError, match=r"ledger\.json"):
+        read_ledger(tmp_path / "ledger.json", [], [])
 
 
 # -- what batches were made of
