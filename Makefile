@@ -35,8 +35,8 @@ demo: setup ## post-train the shipped tiny model on chains of operations with BA
 	@echo "reward alone. Next: bapo view latest (what it wrote, and why each group trained or not); bapo init (your own data);"
 	@echo "bapo train deploy/configs/demo-agents.toml (the same for an agent with tools). Commands are in .venv/bin."
 
-# One xdist worker per core (nproc counts OMP_NUM_THREADS); each has a Redis of its own and imports torch once.
-WORKERS ?= $(shell env -u OMP_NUM_THREADS nproc)
+# One xdist worker per core (nproc heeds OMP_ variables); each has a Redis of its own and imports torch once.
+WORKERS ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 FAST_TIERS := tests/unit tests/contrib tests/contract tests/process tests/smoke
 
