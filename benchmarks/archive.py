@@ -28,8 +28,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bapo.runtime.run_directory.files import replace_file
 from bapo.runtime.run_directory.layout import RunDirectory
-from studies.compare.gather import read_run
+from studies.compare.gather import Measured, read_run
 from studies.ledger import LEDGER_FILE, write_ledger
 
 DIGITS = 5
@@ -52,21 +53,18 @@ def rounded(value: Any, key: str = "") -> Any:
     return value
 
 
-def write_records(run: RunDirectory, into: Path, groups: bool) -> None:
+def write_records(run: Measured, into: Path, groups: bool) -> None:
     """What is kept of one run."""
     into.mkdir(parents=True)
-    shutil.copy(run.config_path, into)
-    fields = {key: value for key, value in run.read_run().items() if key not in OF_THE_MACHINE}
+    shutil.copy(run.directory.config_path, into)
+    fields = {key: value for key, value in run.directory.read_run().items() if key not in OF_THE_MACHINE}
     (into / "run.json").write_text(json.dumps(rounded(fields), indent=1))
-    for name, rows in (
-        ("metrics", map(rounded, run.read_metrics(whole=True))),
-        ("evaluations", run.read_evaluations()),
-    ):
-        (into / f"{name}.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    write_lines(into / "metrics.jsonl", map(rounded, run.metrics))
+    write_lines(into / "evaluations.jsonl", run.evaluations)
     if groups:
-        write_groups(run.path / "groups", into / "groups")
+        write_groups(run.directory.path / "groups", into / "groups")
     else:
-        write_ledger(into / LEDGER_FILE, read_run(run.path).ledger)
+        write_ledger(into / LEDGER_FILE, run.ledger)
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -101,7 +99,7 @@ def pack(folder: Path, archive: Path) -> None:
             entry = tarfile.TarInfo(str(path.relative_to(folder)))
             entry.size = path.stat().st_size
             entries.addfile(entry, io.BytesIO(path.read_bytes()))
-    archive.write_bytes(lzma.compress(tar.getvalue(), filters=FILTERS))
+    replace_file(archive, lzma.compress(tar.getvalue(), filters=FILTERS))
 
 
 def main() -> None:
@@ -118,7 +116,7 @@ def main() -> None:
         runs = list(finished_runs(args.study))
         for number, run in enumerate(runs, start=1):
             print(f"{number} of {len(runs)}: {run.name}", file=sys.stderr)
-            write_records(run, folder / "runs" / run.name, args.groups)
+            write_records(read_run(run.path), folder / "runs" / run.name, args.groups)
         pack(folder, args.archive)
     print(f"{args.archive}: {len(runs)} runs, {args.archive.stat().st_size / 1e6:.2f} MB")
 

@@ -11,67 +11,53 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bapo.core.errors import ConfigError
 from bapo.core.text import count
 from studies.compare.accuracy import AtEqualResponses, at_equal_responses
-from studies.compare.gather import Compared, Method, gather
-from studies.compare.tables import points
-from studies.significance import holm
+from studies.compare.gather import Compared, Contrast, Method, gather, method_named
+from studies.compare.tables import corrected, points
+
+Row = tuple[Contrast, AtEqualResponses, str]
+"""Its last part: p by Holm's correction over all rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    method: str
-    reference: str
-    found: AtEqualResponses
-    p: float
-    """Corrected."""
-
-
-def contrasts(
-    compared: Compared,
-    pairs: Sequence[tuple[str, str]],
-    split: str,
-    *,
-    budgets: Sequence[int | None] = (None,),
-    seeds: Collection[int] = (),
-) -> list[Contrast]:
-    """Every pair at every budget, corrected over all of them.
+def at_budgets(pairs: Sequence[Contrast], split: str, budgets: Sequence[int | None] = (None,)) -> list[Row]:
+    """Every pair at every budget.
 
     Args:
         budgets: training responses; None: the largest that both were measured at.
-        seeds: only these; empty: all in common.
     Raises: ConfigError if one cannot be computed.
     """
-    methods = {method.name: _only(method, seeds) for method in compared.methods}
-    rows: list[tuple[str, str, AtEqualResponses]] = []
+    rows: list[tuple[Contrast, AtEqualResponses]] = []
     for budget in budgets:
-        for name, reference in pairs:
-            found = at_equal_responses(methods[name], methods[reference], split, budget)
+        for pair in pairs:
+            found = at_equal_responses(pair.method, pair.reference, split, budget)
             if isinstance(found, str):
-                raise ConfigError(f"{name} - {reference}: {found}")
-            rows.append((name, reference, found))
-    corrected = holm([found.difference.p for _, _, found in rows])
-    return [
-        Contrast(method=name, reference=reference, found=found, p=p)
-        for (name, reference, found), p in zip(rows, corrected, strict=True)
-    ]
+                raise ConfigError(f"{pair.method.name} - {pair.reference.name}: {found}")
+            rows.append((pair, found))
+    p_values = corrected([found.difference for _, found in rows])
+    return [(*row, p) for row, p in zip(rows, p_values, strict=True)]
+
+
+def pair_of(compared: Compared, method: str, reference: str, seeds: Collection[int] = ()) -> Contrast:
+    """Two methods by name, of these seeds or of all. Raises: ConfigError for one that is not there."""
+    ours, theirs = (method_named(compared, name) for name in (method, reference))
+    return Contrast(method=_only(ours, seeds), reference=_only(theirs, seeds))
 
 
 def _only(method: Method, seeds: Collection[int]) -> Method:
     return replace(method, runs=tuple(run for run in method.runs if not seeds or run.seed in seeds))
 
 
-def markdown(found: Sequence[Contrast]) -> Iterator[str]:
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
     yield "| contrast | responses | seeds | accuracy, % | difference | p |"
     yield "|---|---|---|---|---|---|"
-    for one in found:
-        accuracies = f"{100 * one.found.method:.1f} : {100 * one.found.reference:.1f}"
+    for pair, found, p in rows:
         yield (
-            f"| {one.method} - {one.reference} | {count(one.found.budget)} | {len(one.found.seeds)} | {accuracies} | "
-            f"{points(one.found.difference)} | {one.p:.2g} |"
+            f"| {pair.method.name} - {pair.reference.name} | {count(found.budget)} | {len(found.seeds)} | "
+            f"{100 * found.method:.1f} : {100 * found.reference:.1f} | {points(found.difference)} | {p} |"
         )
 
 
@@ -83,9 +69,9 @@ def main() -> None:
     parser.add_argument("--at", nargs="+", type=int, default=[None], help="training responses (default: the most)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these")
     args = parser.parse_args()
-    pairs = [(method, reference) for method, _, reference in (pair.partition(":") for pair in args.pairs)]
-    found = contrasts(gather([args.study]), pairs, args.split, budgets=args.at, seeds=args.seeds)
-    print("\n".join(markdown(found)))
+    compared = gather([args.study])
+    pairs = [pair_of(compared, *pair.partition(":")[::2], args.seeds) for pair in args.pairs]
+    print("\n".join(markdown(at_budgets(pairs, args.split, args.at))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ step, at no cost; as long as no prompt was seen before, it is that on held-out o
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 from bapo.core.text import count
+from benchmarks.page_tables import replace_between
 from studies.compare.gather import Compared, Measured, Method, gather
 
 PAGE, PICTURE = Path("docs/studies/chain.md"), Path("docs/images/course.png")
@@ -86,9 +86,7 @@ def main() -> None:
     parser.add_argument("study", help="directory of the study")
     compared = gather([parser.parse_args().study])
     table = markdown(compared)
-    measured = f"{BEGIN}\n\n{table}\n\n{END}"
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: measured, page, flags=re.DOTALL), encoding="utf-8")
+    replace_between(PAGE, BEGIN, END, table)
     draw(compared)
     print(table)
 

@@ -12,8 +12,7 @@ Not counted: fragmentation, NCCL's buffers and CUDA's context.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from bapo.config.tree import LoraConfig
+from benchmarks.page_tables import print_or_write
 from learner.batch.packed_attention import NAME as PACKED
 from learner.distributed.sharding import shard
 from learner.distributed.world import World
@@ -45,7 +45,7 @@ RANKS = (8, 16, 32, 64)
 FEW, MORE = 2, 4
 """Numbers of layers that run."""
 PAGE = Path(__file__).parent.parent / "docs" / "cluster.md"
-BEGIN, END = "<!-- python -m benchmarks.learner_peak --write -->", "<!-- end -->"
+BEGIN = "<!-- python -m benchmarks.learner_peak --write -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +155,6 @@ def table() -> str:
         kept = (peak_bytes(shape, RANKS[0], recompute=False) / GIB - peaks[0]) / shape.num_layers
         lines.append(f"| {shape.name} | {' | '.join(f'{peak:.1f}' for peak in peaks)} | {kept:.2f} |")
     return "\n".join(lines)
-
-
-def print_or_write(table: Callable[[], str], page: Path, begin: str, description: str | None) -> None:
-    """The command of a benchmark that has a table in a page.
-
-    Args:
-        begin: the line of the page before it.
-    """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"into {page.name}")
-    args = parser.parse_args()
-    found = table()
-    print(found)
-    if args.write:
-        before, _, rest = page.read_text().partition(begin)
-        page.write_text(f"{before}{begin}\n\n{found}\n\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

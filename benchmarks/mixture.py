@@ -13,7 +13,7 @@ import argparse
 from bapo.core.types import Purpose
 from bapo.tasks.base import TRAIN
 from bapo.tasks.registry import task_of
-from benchmarks.contrasts import contrasts, markdown
+from benchmarks.contrasts import at_budgets, markdown, pair_of
 from studies.compare.gather import Measured, gather
 
 SPLIT, METHOD, REFERENCES = "chain", "reuse-x2", ("reuse-random", "bapo-reuse")
@@ -41,7 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
     compared = gather([parser.parse_args().study])
-    print("\n".join(markdown(contrasts(compared, [(METHOD, name) for name in REFERENCES], SPLIT))))
+    pairs = [pair_of(compared, METHOD, name) for name in REFERENCES]
+    print("\n".join(markdown(at_budgets(pairs, SPLIT))))
     for method in compared.methods:
         for run in method.runs:
             print(price_line(run))

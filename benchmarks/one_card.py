@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from bapo.config.tree import LoraConfig
 from benchmarks.gpu.models import SHAPES as SIZES
 from benchmarks.gpu.models import Shape as Size
-from benchmarks.learner_peak import Shape, peak_bytes, print_or_write
+from benchmarks.learner_peak import Shape, peak_bytes
+from benchmarks.page_tables import print_or_write
 
 PAGE = Path(__file__).parent.parent / "docs" / "gpus.md"
 BEGIN = "<!-- python -m benchmarks.one_card --write -->"

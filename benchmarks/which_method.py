@@ -8,7 +8,6 @@ Writes docs/images/results.png and the part of docs/which_method.md between its 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 from bapo.core.text import count, duration
+from benchmarks.page_tables import replace_between
 from studies.compare.accuracy import AtEqualResponses, at_equal_responses, base_accuracy
 from studies.compare.gather import Compared, Measured, Method, code_of, gather
 from studies.compare.tables import interval, points
@@ -127,9 +127,7 @@ def main() -> None:
     compared = gather([args.study])
     rows = rows_of(compared, args.split, args.against)
     table = markdown(compared, rows, args.split, args.against)
-    page = PAGE.read_text(encoding="utf-8")
-    measured = f"{BEGIN}\n\n{table}\n\n{END}"
-    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: measured, page, flags=re.DOTALL), encoding="utf-8")
+    replace_between(PAGE, BEGIN, END, table)
     draw(compared, rows, args.split, args.against)
     print(table)
 

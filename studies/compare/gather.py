@@ -309,7 +309,9 @@ def against(compared: Compared, names: Sequence[str]) -> Compared:
         names: methods by name or label; none: the first method of all.
     Raises: ConfigError for one that is not there.
     """
-    return replace(compared, references=tuple(dict.fromkeys(_named(compared, name).name for name in names)))
+    return replace(
+        compared, references=tuple(dict.fromkeys(method_named(compared, name, "--against ").name for name in names))
+    )
 
 
 def contrasts(compared: Compared) -> tuple[Contrast, ...]:
@@ -326,13 +328,14 @@ def contrasts(compared: Compared) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-def _named(compared: Compared, word: str) -> Method:
+def method_named(compared: Compared, word: str, option: str = "") -> Method:
+    """The method with this name or label. Raises: ConfigError that begins with `option` for one that is not there."""
     for method in compared.methods:
         if word in (method.name, method.label):
             return method
     names = [method.name for method in compared.methods]
     known = ", ".join(names)
-    raise ConfigError(f"--against {word}: unknown method{did_you_mean(word, names)}; these runs have {known}")
+    raise ConfigError(f"{option}{word}: unknown method{did_you_mean(word, names)}; these runs have {known}")
 
 
 NOT_RECORDED = "not recorded"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contrasts import contrasts
+from benchmarks.contrasts import at_budgets, pair_of
 from benchmarks.contrasts import markdown as lines_of
 from benchmarks.which_method import BEGIN, END, markdown, rows_of
 from studies.compare.accuracy import at_equal_responses
-from studies.compare.gather import gather
+from studies.compare.gather import Compared, gather
 from studies.compare.tables import points
 
 ARCHIVES = sorted(Path("docs/studies").glob("*.tar.xz"))
@@ -29,6 +29,11 @@ def unpack(name: str, into: Path) -> None:
         archive.extractall(into, filter="data")
 
 
+def unpacked(name: str, into: Path) -> Compared:
+    unpack(name, into)
+    return gather([into])
+
+
 def rows_between(text: str, heading: str, end: str) -> Iterator[list[str]]:
     """Cells of the table rows of a section."""
     section = text.split(heading, 1)[1].split(end, 1)[0]
@@ -38,13 +43,18 @@ def rows_between(text: str, heading: str, end: str) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """The chain study with all its arms."""
     folder = tmp_path_factory.mktemp("study-chain")
     for name in ("chain", "chain-arms", "chain-ours"):
         unpack(name, folder)
     shutil.copy("deploy/configs/study-chain.toml", folder / "study.toml")
-    return folder
+    return gather([folder])
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    return unpacked("controls", tmp_path_factory.mktemp("study-controls"))
 
 
 def test_archives_are_under_3_mb_each_and_6_mb_together() -> None:
@@ -63,9 +73,8 @@ def test_no_archive_names_a_machine() -> None:
                     assert not re.search(r'"(/[a-z]+){2}|"host"', file.read().decode()), f"{path}: {entry.name}"
 
 
-def test_the_chain_table_of_the_results_is_that_of_the_records(chains: Path) -> None:
-    compared = gather([chains])
-    methods = {method.name: method for method in compared.methods}
+def test_the_chain_table_of_the_results_is_that_of_the_records(chains: Compared) -> None:
+    methods = {method.name: method for method in chains.methods}
     rows = [row for row in rows_between(RESULTS.read_text(), "## Chains", "After Holm") if " - " in row[0]]
     assert len(rows) == 6
     for title, *cells in rows:
@@ -76,16 +85,14 @@ def test_the_chain_table_of_the_results_is_that_of_the_records(chains: Path) -> 
             assert points(found.difference) == cell, f"{title}, {split}"
 
 
-def test_the_table_of_methods_is_that_of_the_records(chains: Path) -> None:
-    compared = gather([chains])
+def test_the_table_of_methods_is_that_of_the_records(chains: Compared) -> None:
     page = WHICH_METHOD.read_text().split(BEGIN, 1)[1].split(END, 1)[0].strip()
-    assert markdown(compared, rows_of(compared, "chain", "grpo"), "chain", "grpo") == page
+    assert markdown(chains, rows_of(chains, "chain", "grpo"), "chain", "grpo") == page
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_table_of_other_tasks_is_that_of_the_records(name: str, tmp_path: Path) -> None:
-    unpack(name, tmp_path)
-    methods = {method.name: method for method in gather([tmp_path]).methods}
+    methods = {method.name: method for method in unpacked(name, tmp_path).methods}
     column = 1 if name == "mathematics" else 3
     rows = [row for row in rows_between(RESULTS.read_text(), "## Other tasks", "is **not** ahead") if "[" in row[1]]
     assert len(rows) == 4
@@ -99,26 +106,27 @@ def test_the_table_of_other_tasks_is_that_of_the_records(name: str, tmp_path: Pa
             assert points(found.difference) == cells[number], f"{title}, {split}"
 
 
-@pytest.mark.parametrize(
-    ("name", "page", "heading", "end"),
-    [("mixture", "mixture", "## Result", "**Verdict"), ("controls", "chain", "## Controls", "**1.")],
-)
-def test_the_contrasts_of_a_registered_study_are_those_of_the_records(
-    name: str, page: str, heading: str, end: str, tmp_path: Path
-) -> None:
-    unpack(name, tmp_path)
+def check_contrasts(compared: Compared, page: str, heading: str, end: str) -> None:
+    """That a page has the table of contrasts that its records give."""
     rows = list(rows_between(Path(f"docs/studies/{page}.md").read_text(), heading, end))[1:]
-    pairs = [(method, reference) for method, _, reference in (row[0].partition(" - ") for row in rows)]
-    found = list(lines_of(contrasts(gather([tmp_path]), pairs, "chain")))[2:]
+    assert rows
+    pairs = [pair_of(compared, method, reference) for method, _, reference in (row[0].partition(" - ") for row in rows)]
+    found = list(lines_of(at_budgets(pairs, "chain")))[2:]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in found] == rows
 
 
-def test_the_lead_over_grpo_at_four_budgets_is_that_of_the_records(tmp_path: Path) -> None:
-    unpack("controls", tmp_path)
-    compared, splits = gather([tmp_path]), ("chain", "chain@0.3", "chain-long", "chain-long@0.3")
+def test_the_contrasts_of_the_mixture_are_those_of_the_records(tmp_path: Path) -> None:
+    check_contrasts(unpacked("mixture", tmp_path), "mixture", "## Result", "**Verdict")
+
+
+def test_the_contrasts_of_the_controls_are_those_of_the_records(controls: Compared) -> None:
+    check_contrasts(controls, "chain", "## Controls", "**1.")
+
+
+def test_the_lead_over_grpo_at_four_budgets_is_that_of_the_records(controls: Compared) -> None:
     rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "**2.", "This corrects"))[1:]
-    budgets = (7680, 15360, 23040, 30720)
-    for split, column in zip(splits, (1, 3, 4, 5), strict=True):
-        found = contrasts(compared, [("reuse-8000", "grpo-8000")], split, budgets=budgets)
-        for one, row in zip(found, rows, strict=True):
-            assert row[column].endswith(points(one.found.difference)), f"{split}, {row[0]}"
+    pairs, budgets = [pair_of(controls, "reuse-8000", "grpo-8000")], (7680, 15360, 23040, 30720)
+    for split, column in (("chain", 1), ("chain@0.3", 3), ("chain-long", 4), ("chain-long@0.3", 5)):
+        for (_, found, p), row in zip(at_budgets(pairs, split, budgets), rows, strict=True):
+            assert row[column].endswith(points(found.difference)), f"{split}, {row[0]}"
+            assert column > 1 or row[2] == p
