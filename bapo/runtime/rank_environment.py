@@ -5,10 +5,13 @@ On several hosts each starts its own ranks. They meet at host 0, as those of `to
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bapo.core.errors import ConfigError
 
@@ -116,7 +119,26 @@ def inherited(environment: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def free_port() -> int:
-    """A free port of the loopback."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """A free port of the loopback, for a server that starts later.
+
+    Below the ports of outgoing connections, one of which could take it before the server does.
+    """
+    below = range(10_000, _first_outgoing_port())
+    for port in [*random.SystemRandom().sample(below, k=min(len(below), 100)), 0]:
+        with socket.socket() as probe:
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError as e:
+                if e.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, f"no port of {LOOPBACK} is free")
+
+
+def _first_outgoing_port() -> int:
+    """0 where the system does not say (not Linux)."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 0

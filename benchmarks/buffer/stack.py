@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import redis
 from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
+from bapo.runtime.rank_environment import free_port
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
 from services.launcher.embedded_redis import KEEPS_MEMORY, REWRITE_MIN_SIZE, flushed, server_binary
@@ -34,13 +34,6 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 def resident_bytes(pid: int) -> int:
     """Memory of a process now."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisProcess:

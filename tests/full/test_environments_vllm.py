@@ -24,6 +24,7 @@ from bapo.core.sequences import sequences_of
 from bapo.core.types import Prompt, RolloutRequest
 from bapo.core.user_code import load_function
 from bapo.runtime.python_environments import python_of
+from bapo.runtime.rank_environment import free_port
 from contrib.lookup.task import LookupOptions, LookupTask
 from services.agents import standalone
 from services.agents.rollouts import load_rollout
@@ -110,12 +111,6 @@ def test_the_program_of_the_gallery_runs_episodes_by_an_unmodified_client(
 
 
 # -- in a Python of their own
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def is_open(port: int) -> bool:

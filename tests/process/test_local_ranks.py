@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bapo.core.errors import ConfigError
-from bapo.runtime.rank_environment import LISTENER, nodes_of, rank_environments
+from bapo.runtime.rank_environment import LISTENER, free_port, nodes_of, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
 from learner.distributed import spawn_ranks
 from learner.distributed.spawn_ranks import exit_code, run_ranks
@@ -206,3 +206,10 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_may_take_before_its_server_starts() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if first <= 11_000:
+        pytest.skip(f"outgoing connections may take any port from {first} here")
+    assert not {free_port() for _ in range(200)} & set(range(first, last + 1))
