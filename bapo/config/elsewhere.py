@@ -206,8 +206,8 @@ ADVICE = (
     Advice("not needed: every step is recorded (RUN/metrics.jsonl, the page, [tracking]); bapo logs RUN",
            "logging_steps logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level "
            "log_level_replica disable_tqdm debug skip_memory_metrics", "*.rollout.prometheus.* *.rollout.trace.*"),
-    Advice("use bapo view RUN: the page shows responses", "log_completions log_multimodal num_completions_to_print "
-           "log_unique_prompts",
+    Advice("use bapo view RUN: the page shows responses; tracking.responses_every sends them to a tracker",
+           "log_completions log_multimodal num_completions_to_print log_unique_prompts",
            "trainer.log_val_generations trainer.rollout_data_dir trainer.validation_data_dir"),
     # -- what remains of verl
     Advice("not there: RAY_ADDRESS connects to a cluster (docs/cluster.md)", "", "ray_kwargs.* *.ray_wait_register_*"),

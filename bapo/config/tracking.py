@@ -24,6 +24,9 @@ class TrackingConfig(Frozen):
     """Group of W&B and Trackio, tag `group` of MLflow, for related runs."""
     tags: tuple[str, ...] = ()
     """Tags of W&B and MLflow."""
+    responses_every: int = Field(0, ge=0)
+    """Steps between tables of prompts, responses and rewards in W&B, Trackio and MLflow, where texts are recorded
+    (`diagnostics.texts`); 0: no text is sent."""
     offline: bool = False
     """No network: W&B and MLflow write to the run directory, Trackio to its local database."""
 

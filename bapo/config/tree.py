@@ -353,6 +353,15 @@ class Config(Frozen):
         return self
 
     @model_validator(mode="after")
+    def texts_to_send_are_recorded(self) -> Self:
+        if self.tracking.responses_every and not (self.diagnostics.texts or self.diagnostics.token_records):
+            raise ValueError(
+                f"tracking.responses_every = {self.tracking.responses_every} sends texts, and none are recorded "
+                "(diagnostics.texts = 0): set diagnostics.texts = 1, or responses_every = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def sizes_fit_together(self) -> Self:
         if self.groups_per_update > self.algorithm.batch_size:
             raise ValueError(

@@ -10,7 +10,7 @@
 `any` is the control of `hard`: prompts of the same age are asked again, whatever their result was, and what trains of
 them follows the same rule. A difference between the two is then due to the choice of *hard* prompts.
 A prompt is seen by a fresh group or a re-evaluation; the step of the last one is the `birth` of its entry. In `bapo`
-that is the step of its fresh group, and a failed prompt may be asked at every re-evaluation (docs/unlocked.md).
+that is the step of its fresh group, and a failed prompt may be asked at every re-evaluation (docs/studies/unlocked.md).
 What would falsify it: `hard` is not better than `any` at equal responses (docs/studies/mixture.md).
 """
 

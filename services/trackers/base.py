@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -40,6 +40,10 @@ class Tracker(Protocol):
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def log_responses(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table of texts and numbers, a row per response."""
+        ...
 
     def close(self, *, is_complete: bool) -> None:
         """Return when everything is sent. `is_complete`: the run has trained all its steps."""

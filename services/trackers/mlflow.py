@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bapo.config.layers import dotted, flatten
 from bapo.config.tracking import TrackingConfig
@@ -32,7 +33,8 @@ class Mlflow:
             return
         tags = dict.fromkeys(run.settings.tags, "true") | ({"group": run.settings.group} if run.settings.group else {})
         found = self._client.get_experiment_by_name(run.settings.project)
-        experiment = found.experiment_id if found else self._client.create_experiment(run.settings.project)
+        place = f"file://{run.folder.resolve()}/artifacts" if run.settings.offline else None
+        experiment = found.experiment_id if found else self._client.create_experiment(run.settings.project, place)
         self.tracker_id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
         params = [Param(dotted(key), str(value)[:LONGEST_PARAM]) for key, value in flatten(run.config)]
         for start in range(0, len(params), 100):  # of one request
@@ -43,6 +45,13 @@ class Mlflow:
         metrics = [self._metric(NO_NAME.sub("_", name), value, at_ms, step) for name, value in values.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self.tracker_id, metrics=metrics[start : start + 1000])
+
+    def log_responses(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        file = f"responses/step-{step:06}.json"
+        # MLflow appends to a table of this name, which a process that ended before it could note it has sent already.
+        if all(known.path != file for known in self._client.list_artifacts(self.tracker_id, "responses")):
+            table = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
+            self._client.log_table(self.tracker_id, data=table, artifact_file=file)
 
     def close(self, *, is_complete: bool) -> None:
         self._client.set_terminated(self.tracker_id, status="FINISHED" if is_complete else "KILLED")

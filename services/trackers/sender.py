@@ -25,6 +25,12 @@ from services.trackers.base import TrackedRun, Tracker, load_tracker
 POLL_S = 1.0
 TRAINING = ""
 """Key of learner steps in `Sent.steps`; held-out splits have their names."""
+RESPONSES = "/responses"
+"""Key of tables of responses there: no split has this name."""
+COLUMNS = ("prompt_id", "prompt", "response", "reward", "advantage", "origin", "outcome", "newest_version")
+"""Of a table of responses; meanings: `TokenRow`."""
+MAX_ROWS = 256
+"""Responses of one table, from the first group of the batch on."""
 
 
 class Sent(msgspec.Struct):
@@ -74,10 +80,24 @@ class Sender:
             if step <= self._sent.steps.get(split, -1):
                 continue
             self._tracker.log(step, values)
-            self._sent.steps[split] = step
-            self._sent.num_rows += 1
-            self._save()
+            self._note(split, step)
+        self._send_responses()
         return self._sent.num_rows - num_before
+
+    def _send_responses(self) -> None:
+        """Tables of steps whose texts are recorded by now: the learner writes them in the background."""
+        files, every = self._run.token_files, self._tracked.settings.responses_every
+        for step in files.steps() if every else ():
+            if step % every == 0 and step > self._sent.steps.get(RESPONSES, 0):
+                rows = [{**row, "response": row["text"]} for row in files.read_heads(step)[:MAX_ROWS]]
+                self._tracker.log_responses(step, COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+                self._note(RESPONSES, step)
+
+    def _note(self, key: str, step: int) -> None:
+        """After a row was sent."""
+        self._sent.steps[key] = step
+        self._sent.num_rows += 1
+        self._save()
 
     def close(self) -> None:
         """Wait until the tracker has everything."""

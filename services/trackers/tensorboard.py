@@ -5,7 +5,8 @@ They are written again from the records at each start: they hold exactly the ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bapo.config.tracking import TrackingConfig
 from services.trackers.base import TrackedRun, missing_package
@@ -28,6 +29,9 @@ class TensorBoard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, walltime=values.get("time"))
+
+    def log_responses(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """TensorBoard has no tables."""
 
     def close(self, *, is_complete: bool) -> None:
         self._writer.close()

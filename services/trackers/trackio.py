@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bapo.config.layers import dotted, flatten
 from bapo.config.tracking import TrackingConfig
@@ -36,6 +37,11 @@ class Trackio:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: value for name, value in values.items() if name not in RESERVED}, step=step)
+
+    def log_responses(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import trackio  # optional
+
+        self._run.log({"responses": trackio.Table(columns=list(columns), data=[list(row) for row in rows])}, step=step)
 
     def close(self, *, is_complete: bool) -> None:
         """Wait until the database has everything."""

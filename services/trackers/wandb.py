@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,14 @@ class WeightsAndBiases:
             raise ConfigError(f"W&B: {error}") from error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._send(step, values)
+
+    def log_responses(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb  # optional
+
+        self._send(step, {"responses": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+
+    def _send(self, step: int, values: Mapping[str, Any]) -> None:
         # W&B drops a row whose own step it has already: a row that is sent twice is not a second point.
         self._run.log({**values, STEP: step}, step=self._num_sent)
         self._num_sent += 1

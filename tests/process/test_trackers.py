@@ -18,6 +18,7 @@ import pytest
 
 from bapo.config.load import dump_toml, load_config
 from bapo.runtime.run_directory.layout import RunDirectory
+from tests.support.recorded_responses import token_row
 from tests.support.wait import wait_until
 
 Points = list[tuple[int, float]]
@@ -27,8 +28,10 @@ Points = list[tuple[int, float]]
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     settings = ["--tracking.offline", "true", "--tracking.group", "pairs", "--run.num_steps", "4"]
+    settings += ["--tracking.responses_every", "2"]
     directory = RunDirectory.create(tmp_path / "run", dump_toml(load_config(["bapo"], settings)))
     train(directory, 1, 3)
+    directory.token_files.write(2, [[token_row(0, ["6*", "7"])]])
     evaluation = {"split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "rewards": {}}
     directory.append_evaluation(evaluation)
     directory.update_run(status="running", pid=os.getpid())
@@ -69,7 +72,7 @@ def test_numbers_arrive_and_a_resumed_run_doubles_no_step(name: str, run: RunDir
     def has_all() -> bool:
         if name == "tensorboard":  # it keeps no note: it is written again at each start
             return len(read(run)) == 3
-        return sent.is_file() and "cd4" in sent.read_text()
+        return sent.is_file() and "/responses" in sent.read_text()
 
     wait_until(has_all)
     process.send_signal(signal.SIGTERM)  # as when the user interrupts the run
@@ -82,11 +85,21 @@ def test_numbers_arrive_and_a_resumed_run_doubles_no_step(name: str, run: RunDir
     assert start(run, name).wait(60) == 0
     third = 2.25 if name == "tensorboard" else 1.5  # only TensorBoard's file can be written again
     assert read(run) == [(1, 0.5), (2, 1.0), (3, third), (4, 3.0)]
+    assert ["6*7" in table for table in tables(name, run)] == [True] * (name != "tensorboard")
     kept = b"".join(path.read_bytes() for path in run.path.rglob("*") if path.is_file())
     assert b"0" * 40 not in kept, "an API key is not written anywhere"
 
 
 # -- reading back what each package has written
+
+
+def tables(name: str, run: RunDirectory) -> list[str]:
+    """The tables of responses, each as text."""
+    if name == "trackio":
+        with sqlite3.connect(run.path / "trackio" / "bapo.db") as database:
+            texts = [bytes(text).decode() for (text,) in database.execute("SELECT metrics FROM metrics")]
+        return [text for text in texts if "responses" in text]
+    return [path.read_text() for path in sorted((run.path / name).rglob("*.json")) if "6*7" in path.read_text()]
 
 
 def tensorboard(run: RunDirectory) -> Points:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +18,7 @@ from services.launcher.supervision.child_process import Restarts
 from services.trackers.base import TrackedRun, load_tracker, refuse_unusable, tracker_names
 from services.trackers.mlflow import NO_NAME
 from services.trackers.sender import Sender, measured, numbers_of, send_run
+from tests.support.recorded_responses import text_row, token_row
 
 EVALUATION = {
     "split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30,
@@ -32,6 +33,7 @@ class Service:
         self.tracker_id = tracker_id
         self.started: list[tuple[str | None, int]] = []
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self.tables: list[tuple[int, list[dict[str, Any]]]] = []
         self.closed: list[bool] = []
 
     def start(self, run: TrackedRun) -> "Service":
@@ -42,6 +44,9 @@ class Service:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.rows.append((step, dict(values)))
+
+    def log_responses(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.tables.append((step, [dict(zip(columns, row, strict=True)) for row in rows]))
 
     def close(self, *, is_complete: bool) -> None:
         self.closed.append(is_complete)
@@ -61,10 +66,10 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def follow(run: RunDirectory, service: Service, project: str = "bapo") -> Sender:
+def follow(run: RunDirectory, service: Service, project: str = "bapo", responses_every: int = 0) -> Sender:
     folder = run.path / "service"
     folder.mkdir(exist_ok=True)
-    settings = TrackingConfig(project=project)
+    settings = TrackingConfig(project=project, responses_every=responses_every)
     tracked = TrackedRun(name="run", folder=folder, settings=settings, config={"run": {"num_steps": 3}})
     return Sender(run, tracked, service.start)
 
@@ -86,6 +91,29 @@ def test_each_row_is_sent_once(run: RunDirectory) -> None:
     assert service.steps == [1, 2, 0, 3]
     assert service.rows[2][1]["cd4/accuracy"] == 0.25
     assert service.rows[3] == (3, {"loss": 1.5})
+
+
+def test_tables_of_responses_are_sent_once_for_steps_that_are_asked_for_and_have_texts(run: RunDirectory) -> None:
+    for step in (1, 2):
+        right, wrong = (text_row(row, f"12+5+{row}", step=step, reward=float(row == 0)) for row in (0, 1))
+        run.token_files.write(step, [[right, wrong]])
+    service = Service()
+    assert follow(run, service, responses_every=2).send_new() == 4
+    assert follow(run, service, responses_every=2).send_new() == 0
+    ((step, rows),) = service.tables
+    assert step == 2
+    assert [(row["response"], row["reward"]) for row in rows] == [("12+5+0", 1.0), ("12+5+1", 0.0)]
+    assert rows[0]["prompt"] == right.prompt
+
+    run.token_files.write(4, [[token_row(0, ["4", "2"], step=4)]])
+    assert follow(run, service).send_new() == 0  # nobody has asked for texts
+    assert follow(run, service, responses_every=2).send_new() == 1
+    assert service.tables[1][1][0]["response"] == "42"
+
+
+def test_texts_cannot_be_sent_that_are_not_recorded() -> None:
+    with pytest.raises(ConfigError, match=r"set diagnostics\.texts = 1"):
+        load_config(["bapo"], ["--tracking.responses_every", "5", "--diagnostics.texts", "0"])
 
 
 def test_a_new_process_resumes_the_trackers_run_and_sends_only_what_is_new(run: RunDirectory) -> None:
