@@ -29,7 +29,7 @@ from services.launcher.doctor import checks
 from services.launcher.doctor.check_list import preflight
 from services.launcher.doctor.doctor import run_doctor
 from services.launcher.doctor.dry_run import dry_run
-from services.launcher.doctor.inputs import check_inputs
+from services.launcher.doctor.inputs import check_inputs, listen_on_free_ports
 from services.launcher.doctor.situation import Situation
 from services.launcher.gpus.devices import visible_here
 from services.launcher.gpus.plan import GpuPlan, share_gpus
@@ -65,6 +65,8 @@ def main() -> int:
 def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> int:
     """Run a scenario, and report how it ended."""
     config = load_resolved(run.config_path)
+    if flags.verb == "train" and flags.free_ports:
+        config = listen_on_free_ports(run, config)
     interrupts = Interrupts()
     interrupts.install()
     gpus = _preflight(config, flags, run)
@@ -178,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         verbs.choices[verb].add_argument("--verbose", action="store_true")
     verbs.choices["train"].add_argument("--resume", action="store_true")
     verbs.choices["train"].add_argument("--accept-changes", action="store_true")
+    verbs.choices["train"].add_argument("--free-ports", action="store_true")
     doctor = verbs.add_parser("doctor")
     doctor.add_argument("--config", required=True)
     doctor.add_argument("--json", action="store_true")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.load import dump_toml
+from bapo.config.load import diff, dump_toml, load_resolved
 from bapo.core.errors import ConfigError, RecordError
 from bapo.runtime.run_directory.layout import RunDirectory
-from services.launcher.doctor.inputs import check_inputs
+from services.launcher.doctor.inputs import check_inputs, listen_on_free_ports
 from services.launcher.doctor.situation import Situation
 from tests.support.launcher_config import make_config
 
@@ -65,6 +65,24 @@ def test_what_leaves_the_content_as_it_was_is_no_change(place: Place, change: Ca
     place.start(resumed=False)
     change(place)
     assert place.start(resumed=True) == ""
+
+
+def test_a_resume_on_free_ports_is_no_change_and_the_run_keeps_them(place: Place) -> None:
+    fixed = load_resolved(place.run.config_path, ["--buffer.port=8701", "--learner.port=8702"])
+    place.run.config_path.write_text(dump_toml(fixed))
+    place.start(resumed=False)
+    moved = listen_on_free_ports(place.run, fixed)
+    assert diff(fixed, moved) == ["learner.port: 8702 -> 0", "buffer.port: 8701 -> 0"]
+    assert load_resolved(place.run.config_path) == moved
+    assert place.start(resumed=True) == ""
+
+
+def test_a_config_that_was_edited_is_still_named_on_free_ports(place: Place) -> None:
+    place.start(resumed=False)
+    place.run.config_path.write_text(dump_toml(place.config).replace("num_steps = ", "num_steps = 1"))
+    listen_on_free_ports(place.run, place.config)
+    with pytest.raises(ConfigError, match=r"config\.toml has changed"):
+        place.start(resumed=True)
 
 
 def _replace_a_row(place: Place) -> None:

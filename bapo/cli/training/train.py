@@ -72,8 +72,8 @@ def train(
                 f"--dry-run checks a new run, and would start nothing of {resume}; see where it stands with: bapo "
                 f"status {resume}"
             )
-        flags += ["--accept-changes"] if accept_changes else []
-        _resume(resume, [*(config or []), *(["--free-ports"] if free_ports else [])], flags)
+        flags += [*(["--accept-changes"] if accept_changes else []), *(["--free-ports"] if free_ports else [])]
+        _resume(resume, config, flags)
     if accept_changes:
         raise ConfigError("--accept-changes is only for --resume RUN")
     refuse_empty(config)

@@ -19,6 +19,9 @@ from typing import Any
 
 import msgspec
 
+from bapo.config.check import listening_sections
+from bapo.config.load import dump_toml, load_resolved
+from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, RecordError
 from bapo.runtime.file_digest import digest_of
 from bapo.runtime.model_files import WANTED, folder_of, is_hub_id
@@ -27,6 +30,8 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.doctor.situation import Situation
 
 FILE = "inputs.json"
+_CONFIG = "config config.toml"
+"""Its key there."""
 Inputs = dict[str, dict[str, Any]]
 """Key, such as "data train.jsonl" -> digest; files also have size and time."""
 
@@ -93,6 +98,22 @@ def check_inputs(situation: Situation, run: RunDirectory, *, accepts: bool) -> s
     with storing(path):
         replace_file(path, json.dumps(now, indent=1).encode())
     return note
+
+
+def listen_on_free_ports(run: RunDirectory, config: Config) -> Config:
+    """The config of a run with every port 0, written to its file. The file's digest follows: ports change no training.
+
+    Raises: RecordError, StorageError.
+    """
+    ports = [f"--{section}.port=0" for section in listening_sections(with_agents=config.agents is not None)]
+    moved, path, known = load_resolved(run.config_path, ports), run.path / FILE, _read(run.path / FILE)
+    was_recorded = known is not None and known.get(_CONFIG, {}).get("digest") == digest_of(run.config_path)
+    with storing(run.config_path):
+        replace_file(run.config_path, dump_toml(moved).encode())
+    if known is not None and was_recorded:
+        with storing(path):
+            replace_file(path, json.dumps(known | {_CONFIG: {"digest": digest_of(run.config_path)}}, indent=1).encode())
+    return moved
 
 
 def _read(path: Path) -> Inputs | None:
