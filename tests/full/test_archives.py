@@ -123,6 +123,15 @@ def test_the_contrasts_of_the_controls_are_those_of_the_records(controls: Compar
     check_contrasts(controls, "chain", "## Controls", "**1.")
 
 
+def test_what_grpo_needs_for_the_accuracy_of_bapo_reuse_is_what_the_records_say(controls: Compared) -> None:
+    rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "**3. GRPO", "**4."))[1:]
+    pair = pair_of(controls, "grpo-61k", "grpo-61k")
+    for (_, found, _), (_, accuracy) in zip(
+        at_budgets([pair], "chain", [30720, 38400, 46080, 53760, 61440]), rows, strict=True
+    ):
+        assert f"{100 * found.method:.1f}" == accuracy
+
+
 def test_the_lead_over_grpo_at_four_budgets_is_that_of_the_records(controls: Compared) -> None:
     rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "**2.", "This corrects"))[1:]
     pairs, budgets = [pair_of(controls, "reuse-8000", "grpo-8000")], (7680, 15360, 23040, 30720)
