@@ -47,7 +47,7 @@ LAST_S = 0.5
 """Of a group's time, in which the reason of a failure is reported."""
 SHOWN = 200
 """Characters of a reply in a message."""
-OBJECT = re.compile(r"\{[^{}]*\}")
+OBJECT = re.compile(r"(\{[^{}]*\})[\s`*.]*$")
 
 
 class Rubric(Frozen):
@@ -112,6 +112,8 @@ class Call:
     text: str = ""
     usage: Any = None
     """Tokens, as far as the server says them."""
+    is_cut: bool = False
+    """Whether the reply ended at `max_tokens`: what it would have said is not known."""
 
 
 class Judge:
@@ -144,12 +146,14 @@ class Judge:
                 return verdict
             for _ in range(1 + MORE_REPLIES):
                 call = self._call(request)
-                found = verdict_of(call.text, read)
-                self._write_down("ok" if found is not None else "no verdict", call)
+                found = None if call.is_cut else verdict_of(call.text, read)
+                missing = "cut by max_tokens" if call.is_cut else "no verdict"
+                self._write_down("ok" if found is not None else missing, call)
                 if found is not None:
                     self._store.keep(digest, call.text)
                     return found
-        raise JudgeError(f"{self._who} gave no verdict in {1 + MORE_REPLIES} replies, the last: {call.text[-SHOWN:]!r}")
+        last = f"the last, cut by max_tokens = {self.rubric.max_tokens}" if call.is_cut else "the last"
+        raise JudgeError(f"{self._who} gave no verdict in {1 + MORE_REPLIES} replies, {last}: {call.text[-SHOWN:]!r}")
 
     @contextmanager
     def _asking(self, digest: str) -> Iterator[None]:
@@ -184,7 +188,8 @@ class Judge:
             try:
                 timeout_s = min(self.rubric.timeout_s, left)
                 completion = self._client.chat.completions.create(**request, timeout=timeout_s)
-                return Call(began, completion.choices[0].message.content or "", completion.usage)
+                choice = completion.choices[0]
+                return Call(began, choice.message.content or "", completion.usage, choice.finish_reason == "length")
             except openai.APIStatusError as error:
                 outcome, why = f"HTTP {error.status_code}", str(error)
             except openai.OpenAIError as error:
@@ -220,15 +225,16 @@ class Judge:
 
 
 def verdict_of(reply: str, read: Callable[[Mapping[str, Any]], Verdict | None]) -> Verdict | None:
-    """The verdict in the last JSON object of a reply that has one; None without."""
-    for text in reversed(OBJECT.findall(reply)):
-        try:
-            found = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(found, dict) and (verdict := read(found)) is not None:
-            return verdict
-    return None
+    """The verdict in the JSON object that ends a reply, also in a code fence; None without.
+
+    An object before the end may be a quotation of the task or of a response, or a first thought.
+    """
+    ends = OBJECT.search(reply)
+    try:
+        found = json.loads(ends[1]) if ends else None
+    except ValueError:
+        return None
+    return read(found) if isinstance(found, dict) else None
 
 
 def score_in(scale: tuple[float, float]) -> Callable[[Mapping[str, Any]], float | None]:

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tomli_w
 
@@ -39,6 +40,8 @@ class Server:
     asked: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
+    end: str = "stop"
+    """Why replies end."""
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def server() -> Iterator[Server]:
             message = {"role": "assistant", "content": state.reply(body["messages"][-1]["content"])}
             answer = {
                 "id": "1", "object": "chat.completion", "created": 0, "model": "judge",
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "choices": [{"index": 0, "message": message, "finish_reason": state.end}],
                 "usage": {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105},
             }  # fmt: skip
             data = b"<html>no JSON" if fault == "junk" else json.dumps(answer).encode()
@@ -272,8 +275,40 @@ def test_a_response_cannot_close_the_marks_around_it() -> None:
     shown = marked("response", text)
     assert shown.split("\n")[0] == shown.split("\n")[-1].replace("/", "")
     assert shown.split("\n")[0] not in text
-    assert verdict_of('{"score": 3} and then {"other": 1}', score_in((0.0, 10.0))) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('Right, but long.\n{"score": 3}', 0.3),
+        ('```json\n{"score": 3}\n```\n', 0.3),
+        ('**{"score": 3}**', 0.3),
+        ('It contains {"score": 10} as an instruction to me, which I ignore. It deserves the lowest score', None),
+        ('{"score": 3} and then {"other": 1}', None),
+        ('{"score": 11}', None),
+        ("3", None),
+    ],
+)
+def test_a_verdict_is_the_object_that_ends_a_reply(reply: str, score: float | None) -> None:
+    assert verdict_of(reply, score_in((0.0, 10.0))) == score
     assert verdict_of('{"better": "C"}', winner) is None
+
+
+def test_a_reply_that_is_cut_is_no_verdict_whatever_it_says_so_far(tmp_path: Path, server: Server) -> None:
+    server.reply, server.end = lambda text: 'At first {"better": "A"}', "length"
+    reward = make_reward(rubric(tmp_path, server, mode="pairwise", max_tokens=9))
+    with pytest.raises(JudgeError, match=r"no verdict in 3 replies, the last, cut by max_tokens = 9"):
+        reward(PROMPT, ["good", "bad"])
+    server.end = "stop"
+    assert reward(PROMPT, ["good", "bad"]) == [0.5, 0.5]  # the cut replies were not stored
+
+
+def test_what_a_judge_cannot_see_is_not_judged(tmp_path: Path, server: Server) -> None:
+    with pytest.raises(ConfigError, match="a judge sees no images"):
+        make_reward(rubric(tmp_path, server))(msgspec.structs.replace(PROMPT, images=("0" * 64,)), ["x"])
+    with pytest.raises(KeyError, match="answer"):
+        make_reward(rubric(tmp_path, server, with_answer=True))(make_prompt("dataset", "2+2", {"target": 4}), ["x"])
+    assert server.asked == []
 
 
 @pytest.mark.parametrize(

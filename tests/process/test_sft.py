@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bapo.config.load import load_resolved
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.launch import REPOSITORY
 
@@ -67,6 +68,19 @@ def test_mistakes_are_said_in_one_line(tmp_path: Path, data: Path) -> None:
         assert done.returncode == 2
         assert message in done.stderr
         assert "Traceback" not in done.stderr
-    assert start(data, tmp_path).returncode == 0
-    run = str(tmp_path / "sums-sft-001")
-    assert f"bapo sft --resume {run}" in bapo("train", "--resume", run).stderr
+
+
+def test_a_file_for_the_run_that_follows_changes_no_likelihood_and_other_data_are_refused(
+    tmp_path: Path, data: Path
+) -> None:
+    data, rl = Path(shutil.copy(data, tmp_path)), tmp_path / "rl.toml"
+    rl.write_text('preset = "balanced-clip"\nrollout.temperature = 0.6\nlearner.lr = 5e-5\n')  # two passes over a batch
+    done = start(data, tmp_path, str(rl))
+    assert done.returncode == 0, done.stderr
+    assert "learning rate 0.001 (cosine)" in done.stdout
+    run = RunDirectory(tmp_path / "sums-sft-001")
+    config = load_resolved(run.config_path)
+    assert (config.rollout.temperature, config.learner.epochs) == (1, 1)
+    assert f"bapo sft --resume {run.path}" in bapo("train", "--resume", str(run.path)).stderr
+    data.write_text(data.read_text() + '{"prompt": "a+b", "completion": "c"}\n')
+    assert f"{data} has changed since run" in bapo("sft", "--resume", str(run.path)).stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bapo.config.agents import AgentsConfig
 from bapo.config.load import diff, dump_toml, load_resolved
 from bapo.core.errors import ConfigError, RecordError
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -82,6 +83,20 @@ def test_a_config_that_was_edited_is_still_named_on_free_ports(place: Place) -> 
     place.run.config_path.write_text(dump_toml(place.config).replace("num_steps = ", "num_steps = 1"))
     listen_on_free_ports(place.run, place.config)
     with pytest.raises(ConfigError, match=r"config\.toml has changed"):
+        place.start(resumed=True)
+
+
+def test_a_changed_agent_and_a_changed_advantage_are_named(place: Place) -> None:
+    agent, advantage = place.folder / "agent.py", place.folder / "mine.py"
+    for path in (agent, advantage):
+        path.write_text("X = 1\n")
+    loss = place.config.loss.model_copy(update={"advantage": f"{advantage}:Mine"})
+    agents = AgentsConfig(rollout=f"{agent}:rollout")
+    place.config = place.config.model_copy(update={"loss": loss, "agents": agents})
+    place.start(resumed=False)
+    for path in (agent, advantage):
+        path.write_text("X = 2\n")
+    with pytest.raises(ConfigError, match=r"agent .*/agent\.py has changed\n +method .*/mine\.py has changed"):
         place.start(resumed=True)
 
 

@@ -46,6 +46,29 @@ def test_weights_are_compared_over_the_prompts_that_all_measurements_have() -> N
     assert [(one.step, one.mean) for one in measured(rows, "hard")] == [(0, 0.0)]
 
 
+def test_a_measurement_that_mostly_failed_chooses_nothing() -> None:
+    rows = [
+        make_evaluation(
+            "easy", version, mean, rewards={str(i): [float(i < 10 * mean)] for i in range(10)}, num_prompts=10
+        )
+        for version, mean in ((1, 0.1), (11, 0.5), (21, 0.3))
+    ]
+    away = make_evaluation("easy", 31, 0.0, rewards={"9": [0.0]}, num_prompts=1, num_dropped=9)
+    assert [(one.step, one.mean) for one in measured([*rows, away], None)] == [(0, 0.1), (10, 0.5), (20, 0.3)]
+
+
+def test_the_best_says_which_weights_have_sampled_it() -> None:
+    first = make_evaluation("easy", 1, 0.1, rewards={"a": [0.1]}, versions=[1, 1])
+    later = make_evaluation("easy", 31, 0.5, rewards={"a": [0.5]}, versions=[32, 33])
+    best = best_of([first, later], None)
+    assert best is not None
+    assert (best.step, best.sampled_after) == (30, (31, 32))
+    assert scope_of(best, [first, later]) == " (sampled by the weights after steps 31 to 32)"
+    own = best_of([first, later | {"versions": [31, 31]}], None)
+    assert own is not None
+    assert scope_of(own, [first, later]) == ""
+
+
 def test_of_equal_measurements_the_earlier_is_the_better() -> None:
     assert [one.step for one in best_first(means(0.25, 0.5, 0.5))] == [10, 20, 0]
 

@@ -17,7 +17,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.text import percent
 from bapo.runtime.progress import progress
-from bapo.runtime.run_directory.best import best_first, measured
+from bapo.runtime.run_directory.best import best_first, measured, newer_weights
 from bapo.runtime.run_directory.files import storing
 from bapo.runtime.run_directory.layout import RunDirectory
 
@@ -103,6 +103,8 @@ def best_step(run: RunDirectory) -> int:
         raise ConfigError(f"run {run.path} has no held-out measurement, so no best weights; choose some with --step N")
     best, kept = found[0], run.checkpoint_steps()
     if best.step in kept:
+        if newer := newer_weights(best):
+            say(f"step {best.step}: {best.split} {percent(best.mean)}{newer}; bapo eval measures the checkpoint itself")
         return best.step
     others = next((one for one in found if one.step in kept), None)
     instead = (

@@ -14,24 +14,28 @@ from bapo.cli.arguments import Tokens, free_name, open_run, say, split_tokens
 from bapo.cli.training.start import create_run
 from bapo.config.load import load_config, load_resolved
 from bapo.core.errors import ConfigError
+from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.layout import RunDirectory
 
 DEFAULTS = (
     "--loss.name=sft", "--loss.ratio_mode=direct", "--loss.importance_level=none", "--loss.aggregation=token_mean",
     "--loss.kl_coef=0", "--loss.entropy_coef=0", "--algorithm.batch_size=64", "--cadence.max_steps_ahead=0",
     "--rollout.weight_transfer=file", "--learner.lr=1e-5", "--learner.lr_schedule=cosine",
-    "--learner.minibatch_size=1", "--diagnostics.texts=0",
+    "--learner.minibatch_size=1", "--learner.epochs=1", "--learner.reset_optimizer=false", "--rollout.temperature=1",
+    "--diagnostics.texts=0",
 )  # fmt: skip
-"""Below what the command line says."""
+"""Below what the command line says, and above a file, which may be that of the run that follows."""
 LENGTH = "give --epochs"
 BATCHES = "a step is one update by algorithm.batch_size conversations"
+DIGEST = "sft_data"
+"""Key of run.json."""
 OWN = {
-    "sft.data": "it is the first argument", "run.num_steps": LENGTH, "learner.minibatch_size": BATCHES,
+    "sft.data": "it is the first argument", "run.num_steps": LENGTH, "learner.epochs": LENGTH,
+    "rollout.temperature": "the likelihood is that of temperature 1", "learner.minibatch_size": BATCHES,
     "cadence.weight_sync_interval": BATCHES, "cadence.reevaluation_interval": BATCHES,
     "learner.port": "a free one is taken",
 }  # fmt: skip
-"""What the command line cannot set, and what to do; in a file, which may be that of the run that follows, it has no
-effect."""
+"""What the command line cannot set, and what to do; in a file it has no effect."""
 
 
 def sft(
@@ -55,6 +59,7 @@ def sft(
         run = open_run(data)
         if load_resolved(run.config_path).sft is None:
             raise ConfigError(f"{run.path} is not a run of bapo sft: bapo train --resume {run.path}")
+        _refuse_other_data(run)
         _learn(run, "--resume")
     num_rows = _count(data)
     files, overrides = split_tokens(config or [])
@@ -74,8 +79,18 @@ def sft(
     if not any(token.startswith("--run.name") for token in overrides):
         own.append(f"--run.name={free_name(Path(given.run.root), f'{Path(data).stem[:50]}-sft')}")
     run = create_run(load_config(files, [*DEFAULTS, *overrides, *own]))
-    say(f"run directory {run.path}\n{num_rows} conversations, {num_steps} steps of {batch_size}")
+    run.update_run(**{DIGEST: digest_of(Path(data))})
+    rate = f"learning rate {given.learner.lr:g} ({given.learner.lr_schedule})"
+    say(f"run directory {run.path}\n{num_rows} conversations, {num_steps} steps of {batch_size}, {rate}")
     _learn(run)
+
+
+def _refuse_other_data(run: RunDirectory) -> None:
+    """The order of rows depends on their number: after a change some would train twice, others never."""
+    config, digest = load_resolved(run.config_path), run.read_run().get(DIGEST)
+    data = Path(config.sft.data if config.sft else "")
+    if digest is not None and data.is_file() and digest_of(data) != digest:
+        raise ConfigError(f"{data} has changed since run {run.path} began: undo the change, or start a new run")
 
 
 def _count(data: str) -> int:

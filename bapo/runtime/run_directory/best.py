@@ -1,6 +1,8 @@
 """Which weights of a run measured best: for the checkpoints to keep, early stopping, tables and `bapo export --best`.
 
-Measurements are compared over the prompts that all of them have: those before and after training have more prompts.
+Measurements are compared over the prompts that all of them have: those before and after training have more prompts. One
+in which most prompts were dropped is left out: it would reduce all others to the rest. While a run trains, held-out
+responses are sampled by weights some steps newer than the checkpoint of the row's step; `scope_of` says so.
 The best of many measurements is optimistic: its own mean is partly luck. Does not cover: correcting for that.
 """
 
@@ -23,6 +25,8 @@ class Measured:
     """Number of learner steps of these weights; 0: the base model."""
     mean: float
     """Mean reward over the prompts that all measurements of the split have."""
+    sampled_after: tuple[int, int] | None = None
+    """Steps of the oldest and newest weights that sampled a token of it, where these are not the weights of `step`."""
 
     @property
     def version(self) -> int:
@@ -41,7 +45,7 @@ def measured(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> list
         if row.get("split") is None or row.get("accuracy") is None:  # rows of other programs may miss anything
             continue
         name = row["split"] if name is None else name
-        if row["split"] == name:
+        if row["split"] == name and (row.get("num_dropped") or 0) <= (row.get("num_prompts") or 1):
             found[int(row["version"])] = row
     rows = [found[version] for version in sorted(found)]
     means = shared_means([row.get("rewards") or {} for row in rows]) if rows else []
@@ -50,9 +54,17 @@ def measured(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> list
             split=row["split"],
             step=int(row["version"]) - 1,
             mean=sum(own) / len(own) if own else float(row["accuracy"]),  # no prompt in common
+            sampled_after=_sampled_after(row),
         )
         for row, own in zip(rows, means, strict=True)
     ]
+
+
+def _sampled_after(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    versions = row.get("versions")
+    if not versions or set(versions) == {row["version"]}:
+        return None
+    return int(versions[0]) - 1, int(versions[1]) - 1
 
 
 def best_first(found: Iterable[Measured]) -> list[Measured]:
@@ -67,9 +79,19 @@ def best_of(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> Measu
 
 
 def scope_of(best: Measured, evaluations: Iterable[Mapping[str, Any]]) -> str:
-    """` over the prompts that all have`, where the evaluation of these weights alone says another mean; else empty."""
+    """What the mean is over: `over the prompts that all have`, where the evaluation of these weights alone says another
+    mean; of which weights, where they are newer. Begins with a blank; may be empty."""
     rows = [row for row in evaluations if row.get("split") == best.split and row.get("version") == best.version]
-    return "" if not rows or percent(rows[-1]["accuracy"]) == percent(best.mean) else " over the prompts that all have"
+    differs = rows and percent(rows[-1]["accuracy"]) != percent(best.mean)
+    return (" over the prompts that all have" if differs else "") + newer_weights(best)
+
+
+def newer_weights(one: Measured) -> str:
+    """` (sampled by the weights after steps 31 to 32)`, where a measurement is not by the weights of its own step."""
+    if one.sampled_after is None:
+        return ""
+    first, last = one.sampled_after
+    return f" (sampled by the weights after {f'step {last}' if first == last else f'steps {first} to {last}'})"
 
 
 def last_improvement(found: Sequence[Measured], min_improvement: float) -> int:

@@ -107,6 +107,7 @@ class EvaluationRow(msgspec.Struct):
     num_dropped: Count | None = None
     mean_tokens: Number | None = None
     truncated_share: Share | None = None
+    versions: Annotated[list[Version], Meta(min_length=2, max_length=2)] | None = None
     reward_parts: dict[str, Number] | None = None
     reward_facts: dict[str, Number] | None = None
     rewards: dict[str, Annotated[list[Share], Meta(min_length=1)]] | None = None

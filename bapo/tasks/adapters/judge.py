@@ -6,7 +6,7 @@
 If the judge could not be had for a response, or said nothing that is a verdict, its group is ungraded, with the reason,
 and graded again: what the judge has said meanwhile comes from the store.
 
-Not supported: images; comparisons between groups.
+Refused: prompts with images, which the judge would not see. Not supported: comparisons between groups.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.base import columns_of, conversation_of
 from bapo.tasks.judging import Judge, JudgeError, question, read_rubric, score_in, winner
@@ -30,8 +31,8 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float]]
 
 
 def _scored(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float]:
-    """[G] scores. Raises: JudgeError."""
-    task, answer, read = _shown(prompt), columns_of(prompt).get("answer"), score_in(judge.rubric.scale)
+    """[G] scores. Raises: JudgeError; ConfigError and KeyError as `_shown`."""
+    (task, answer), read = _shown(judge, prompt), score_in(judge.rubric.scale)
 
     def score(text: str) -> float:
         return judge.ask(question(judge.rubric, task, answer, [("response", text)]), read)
@@ -42,7 +43,7 @@ def _scored(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float]:
 
 def _compared(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float]:
     """[G] shares of wins. Raises: JudgeError, also for one missing comparison: shares would not be comparable."""
-    task, answer, num = _shown(prompt), columns_of(prompt).get("answer"), len(texts)
+    (task, answer), num = _shown(judge, prompt), len(texts)
     if num == 1:
         raise JudgeError('a response without another one of its prompt cannot be compared: use mode = "score"')
     pairs = pairs_of(num, judge.rubric.opponents)
@@ -66,10 +67,16 @@ def _compared(judge: Judge, prompt: Prompt, texts: Sequence[str]) -> list[float]
     return [share / count for share, count in zip(won, met, strict=True)]
 
 
-def _shown(prompt: Prompt) -> str:
-    """The conversation without what a chat template adds."""
-    messages = conversation_of(prompt)
-    return prompt.text if messages is None else "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
+def _shown(judge: Judge, prompt: Prompt) -> tuple[str, object]:
+    """The conversation without what a chat template adds; the answer, if the judge sees it.
+
+    Raises: ConfigError for images; KeyError for `with_answer` and a prompt that has no `answer`.
+    """
+    if prompt.images:
+        raise ConfigError("a judge sees no images, and this prompt has some: use a reward function that needs none")
+    messages, answer = conversation_of(prompt), columns_of(prompt)["answer"] if judge.rubric.with_answer else None
+    task = prompt.text if messages is None else "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
+    return task, answer
 
 
 def pairs_of(num: int, opponents: int) -> list[tuple[int, int]]:

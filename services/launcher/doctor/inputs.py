@@ -1,8 +1,8 @@
 """What a run trains on, as digests in RUN/inputs.json: a resume on something else is reported and refused.
 
-    config.toml; files and folders in task.options; prompts of every split; files of the reward, composer, selector
-    and loss and what they import from their folder; files of the model, or the revision of a Hugging Face id; the
-    adapter that training starts from
+    config.toml; files and folders in task.options; prompts of every split; files of the reward, composer, selector,
+    loss, advantage and agent and what they import from their folder; files of the model, or the revision of a Hugging
+    Face id; the adapter that training starts from
 
 Files of the same size and time as before are not read again. Not covered: what a reward reads when it is called.
 """
@@ -135,8 +135,10 @@ def _files(situation: Situation, run: RunDirectory) -> Iterator[tuple[str, Path]
     graders = (*task.reward_functions, task.options.get("reward"), task.name)
     names = [name for name in graders if name and ":" in name]
     yield from dict.fromkeys(("reward", path) for name in names for path in _code_files(name))
-    parts = [config.algorithm.composer, config.algorithm.selector, config.loss.name]
+    parts = [config.algorithm.composer, config.algorithm.selector, config.loss.name, config.loss.advantage]
     yield from dict.fromkeys(("method", path) for name in parts if ":" in name for path in _code_files(name))
+    if config.agents is not None:
+        yield from (("agent", path) for path in _code_files(config.agents.rollout))
     if config.model.adapter is not None:
         yield from (("adapter", path) for path in sorted(Path(config.model.adapter).glob("adapter_*")))
     if model.is_dir():
