@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from bapo.config.load import dump_toml
+from bapo.config.load import dump_toml, load_resolved
 from bapo.core.text import duration
 from bapo.runtime.process import Interrupts, dying_with_parent
+from bapo.runtime.run_directory.best import best_first, measured
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from studies.plan import PlannedRun, Study
@@ -273,10 +274,15 @@ def reason_of(run: PlannedRun, log_path: Path) -> str:
 
 
 def tidy(run: RunDirectory) -> None:
-    """Remove what only a continuation or `bapo replay` would need: records, logs and the newest checkpoint stay."""
+    """Remove what only a continuation or `bapo replay` would need: records, logs, the newest checkpoint and those of
+    `checkpoint.keep_best` stay."""
     for folder in NOT_KEPT:
         shutil.rmtree(run.path / folder, ignore_errors=True)
-    for step in run.checkpoint_steps()[:-1]:
+    config = load_resolved(run.config_path)
+    steps = run.checkpoint_steps()
+    found = [one for one in measured(run.read_evaluations(), config.evaluation.best_measure) if one.step in steps]
+    best = {one.step for one in best_first(found)[: config.checkpoint.keep_best]}
+    for step in set(steps[:-1]) - best:
         shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)
 
 

@@ -222,6 +222,8 @@ class EvaluationConfig(SamplingConfig):
                     f"evaluation.splits.{split}: the task has no such held-out split{did_you_mean(split, known)}; it "
                     f"has {', '.join(known) or 'none'}"
                 )
+        if taken := [split for split in known if "@" in split]:
+            raise ConfigError(f"held-out split {taken[0]!r}: the part after an @ is a temperature; rename the split")
         names, best = [*self.measurements(known, default)], self.best_measure
         if best is not None and best not in names:
             raise ConfigError(

@@ -86,7 +86,7 @@ def _effective_size(prompt_means: Sequence[float], mean: float) -> float:
     # Population variance: with one response per prompt, the effective size is then exactly n.
     spread = sum((value - mean) ** 2 for value in prompt_means) / n
     # All alike: the spread says nothing, and each prompt counts once.
-    return n if spread == 0.0 else n * mean * (1 - mean) / spread
+    return n if spread < 1e-18 else n * mean * (1 - mean) / spread
 
 
 def _wilson(p: float, n: float) -> tuple[float, float]:

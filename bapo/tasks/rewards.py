@@ -38,7 +38,8 @@ def load_reward(name: str) -> Verifier:
 def reward_columns(name: str) -> frozenset[str]:
     """The columns that the reward of that name asks for, as `columns_asked` has them."""
     adapter, function = _adapter(name)
-    return columns_asked(function, dots=adapter != DEFAULT_ADAPTER)
+    full_name = getattr(plugin(ADAPTERS, adapter), "full_name", str)
+    return columns_asked(full_name(function), dots=adapter != DEFAULT_ADAPTER)
 
 
 def grades_groups(name: str) -> bool:

@@ -124,7 +124,7 @@ def requests_of(
         RolloutRequest(
             request_id=f"evaluate-{target.version:06d}-{measurement.name}-{index:05d}",
             prompt=prompt,
-            group_size=settings.samples_of(measurement.name),
+            group_size=own.num_samples or settings.num_samples,
             purpose=Purpose.EVALUATE,
             step=target.version,
             min_version=target.version,

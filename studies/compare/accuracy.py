@@ -188,15 +188,19 @@ def _budgets_of(run: Measured, split: str) -> set[int]:
 def means_at(run: Measured, split: str, budget: int) -> Means | str:
     """Each prompt's accuracy after this many training responses, or why there is no answer.
 
-    Measured for this budget, with the first weights that workers got after it, or less than one step's responses away
-    from it: there are no weights in between.
+    Measured for this budget, with the first weights that workers got after it; or less than one step's responses away
+    from it: there are no weights in between. An evaluator that was busy at a budget measures later: not for that one.
     """
     rows = run.rows(split)
     if not rows:
         return f"{run.name} has no evaluation of {split}"
-    meant = [row for row in rows if row.get("at_responses") == budget]
-    nearest = meant[0] if meant else min(rows, key=lambda row: abs(_spent(run, row) - budget))
-    if not meant and abs(_spent(run, nearest) - budget) >= max(run.ledger.rollouts / run.num_steps, 1):
+    of_step = max(run.ledger.rollouts / run.num_steps, 1)
+    until_workers_have_weights = of_step * (run.config.cadence.weight_sync_interval + 1)
+    for row in rows:
+        if row.get("at_responses") == budget and _spent(run, row) - budget <= until_workers_have_weights:
+            return prompt_means(row)
+    nearest = min(rows, key=lambda row: abs(_spent(run, row) - budget))
+    if abs(_spent(run, nearest) - budget) >= of_step:
         return f"{run.name} was not evaluated at {count(budget)} responses: set evaluation.at_responses = [{budget}]"
     return prompt_means(nearest)
 

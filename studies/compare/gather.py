@@ -6,7 +6,7 @@ Runs that were measured differently are refused. Two runs belong to one method w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -27,6 +27,8 @@ from studies.plan import StudyFile, must_agree, parse_study
 from studies.state import Results
 
 Row = Mapping[str, Any]
+TRAINING = ("algorithm", "cadence", "learner", "loss", "model", "rollout", "run", "shaping", "task")
+"""Sections whose settings change what a run trains."""
 FOLLOWING = ("preset", "run.name", "run.root", "run.seed", "task.options.seed")
 """Settings that follow from which run it is; the first seeds of two methods may differ, and the problems with them."""
 MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.stop", "rollout.max_response_tokens")
@@ -347,6 +349,7 @@ UNEQUAL_UPDATES = 0.05
 
 def remarks(compared: Compared) -> list[str]:
     lines = [f"excluded: {name}" for name in compared.unfinished]
+    lines += [line for method in compared.methods for line in _unlike_seeds(method)]
     for key, values in other_differences(compared).items():
         kinds = (
             f"{value} ({', '.join(n for n in values if values[n] == value)})"
@@ -361,6 +364,24 @@ def remarks(compared: Compared) -> list[str]:
             f"without group records, so that some cells are dashes and some tables missing: {', '.join(names)}"
         )
     return [*lines, *_not_after_training(compared), *_unequal_updates(compared), *_different_commits(compared)]
+
+
+def _unlike_seeds(method: Method) -> Iterator[str]:
+    """Runs of one name are taken for seeds of one method, whatever their settings are."""
+    first, *others = method.runs
+    base = Method(name=method.name, label=method.label, runs=(first,))
+    for run in others:
+        changed = changed_settings(base, replace(base, runs=(run,)))
+        own = {key: value for key, value in changed.items() if _trains_otherwise(key)}
+        if own:
+            listed = ", ".join(f"{key} = {value}" for key, value in own.items())
+            yield f"{run.name} is not another seed of {first.name}: {listed}"
+
+
+def _trains_otherwise(key: str) -> bool:
+    """Whether a setting changes what a run trains, not how it is run."""
+    section, _, name = key.partition(".")
+    return section in TRAINING and not name.endswith(("seed", "port", "host"))
 
 
 def _not_after_training(compared: Compared) -> list[str]:

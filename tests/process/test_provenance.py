@@ -108,6 +108,13 @@ def test_a_remark_names_a_run_that_was_last_evaluated_before_its_end(tmp_path: P
     assert remarks(gather([tmp_path / "a-s1"])) == ["a-s1 was last evaluated after step 1 of 2"]
 
 
+def test_a_remark_names_runs_that_are_no_seeds_of_one_method(tmp_path: Path) -> None:
+    write_run(tmp_path / "a-s1", seed=1)
+    write_run(tmp_path / "a-s2", seed=2, overrides=["--learner.lr", "0.5", "--learner.port", "1"])
+    (remark,) = remarks(gather([tmp_path / "a-s1", tmp_path / "a-s2"]))
+    assert remark == "a-s2 is not another seed of a-s1: learner.lr = 0.5"
+
+
 def test_a_remark_names_runs_that_different_commits_made(tmp_path: Path) -> None:
     facts = {
         "a-s1": {"commit": HASH, "earlier_commits": []},

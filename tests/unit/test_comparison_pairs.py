@@ -159,6 +159,17 @@ def test_what_was_measured_for_a_budget_counts_for_it(tmp_path: Path) -> None:
     assert means_at(gather([path]).reference.runs[0], "cd4", 12) == {"p": 1 / 4}
 
 
+def test_what_a_busy_evaluator_measured_long_after_a_budget_does_not_count_for_it(tmp_path: Path) -> None:
+    # 4 responses a step: the row for 8 came after 16 of them, though workers get weights after each step.
+    rows = [evaluation_row("cd4", 2, {"p": "1000"}), evaluation_row("cd4", 3, {"p": "1100"})]
+    rows += [evaluation_row("cd4", 6, {"p": "1111"}, at_responses=8)]
+    sampled = {step: [result(f"t{step}", "0001", step=step)] for step in range(1, 6)}
+    metrics = [metrics_row(step) for step in range(1, 6)]
+    overrides = ["--cadence.weight_sync_interval", "1"]
+    write_run(tmp_path / "one", metrics=metrics, groups=sampled, evaluations=rows, overrides=overrides)
+    assert means_at(gather([tmp_path / "one"]).reference.runs[0], "cd4", 8) == {"p": 1 / 2}
+
+
 def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Path) -> None:
     make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING}, groups=2)
     half = {"p": "1100", "q": "0000"}

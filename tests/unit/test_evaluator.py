@@ -230,6 +230,8 @@ def test_settings_of_a_split_that_does_not_exist_are_refused() -> None:
     settings = EvaluationConfig.model_validate({"splits": {"aime42": {"num_samples": 32}}})
     with pytest.raises(ConfigError, match=r"evaluation\.splits\.aime42"):
         settings.require_splits(("aime24", "amc"), 1.0)
+    with pytest.raises(ConfigError, match="an @ is a temperature; rename the split"):
+        EvaluationConfig().require_splits(("aime@32",), 1.0)
 
 
 def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bapo.config.buffer import BufferConfig
 from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import embedded_redis
 from services.launcher.doctor import checks
 from services.launcher.doctor.check_list import preflight
 from services.launcher.doctor.checks import model_files
+from services.launcher.doctor.judge_checks import judges
 from services.launcher.doctor.situation import Situation
 from tests.support.launcher_config import make_config
 
@@ -124,3 +127,21 @@ def test_a_vision_language_model_is_refused_without_its_packages_and_when_it_is_
     (folder / "config.json").write_text(json.dumps(known | {"model_type": "llava"}))
     with pytest.raises(ConfigError, match="llava"):
         checks.image_problem(config, shown=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "status"),
+    [
+        ("pairwise", {}, "warn"),
+        ("pairwise", {"checkpoint": {"keep_best": 1}, "evaluation": {"every": 5}}, "fail"),
+        ("pairwise", {"evaluation": {"patience": 2, "every": 5}}, "fail"),
+        ("score", {"checkpoint": {"keep_best": 1}, "evaluation": {"every": 5}}, None),
+    ],
+)
+def test_a_judge_that_compares_measures_no_held_out_data(
+    tmp_path: Path, mode: str, settings: dict[str, Any], status: str | None
+) -> None:
+    rubric = tmp_path / "rubric.toml"
+    rubric.write_text(f'model = "m"\nbase_url = "http://127.0.0.1:1/v1"\nrubric = "right?"\nmode = "{mode}"\n')
+    config = Config.model_validate({"task": {"reward": f"judge:{rubric}"}, **settings})
+    assert [check.status for check in judges(Situation(config=config))] == ([status] if status else [])

@@ -17,7 +17,7 @@ from bapo.tasks.base import TaskContext, extract_of, make_prompt
 from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.grading.answers import grade
 from bapo.tasks.registry import load_task
-from bapo.tasks.rewards import Verifier, load_reward
+from bapo.tasks.rewards import Verifier, load_reward, reward_columns
 from tests.support.tasks import maker
 
 make_task = maker("dataset")
@@ -27,6 +27,13 @@ def _load(tmp_path: Path, prefix: str, source: str) -> Verifier:
     path = tmp_path / "mine.py"
     path.write_text(source)
     return load_reward(f"{prefix}{path}:f")
+
+
+def test_a_function_of_verl_gets_the_same_columns_whether_it_is_named_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "my_score.py"
+    path.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
+    asked = {"data_source", "solution_str", "ground_truth", "extra_info"}
+    assert reward_columns(f"verl:{path}") == reward_columns(f"verl:{path}:compute_score") == asked
 
 
 def _dataset_prompt(tmp_path: Path, row: dict[str, Any], graded_by: str | None = None, **options: Any) -> Prompt:

@@ -19,8 +19,8 @@ from studies.runner import (
     tidy,
 )
 from studies.state import State, StudyRun
-from tests.support.run_rows import make_row
-from tests.unit.test_study_plan import make, plan
+from tests.support.run_rows import make_evaluation, make_row
+from tests.unit.test_study_plan import make, plan, study_values
 
 MEASURED = Estimates({"plain": 100.0, "ours": 200.0})
 
@@ -114,6 +114,18 @@ def test_the_reason_of_a_failure_is_the_runs_own_word_or_the_last_of_its_log(tmp
     assert reason_of(study.runs[0], log) == "MemoryError"
     make(study, 0, "failed").update_run(message="the learner ended with 4\nContinue from step 1")
     assert reason_of(study.runs[0], log) == "the learner ended with 4"
+
+
+def test_the_best_checkpoints_of_a_finished_run_stay_as_asked(tmp_path: Path) -> None:
+    values = study_values()
+    values["common"] |= {"checkpoint": {"keep_best": 1}, "evaluation": {"every": 1}}
+    run = make(plan(tmp_path, values), 0, "finished")
+    for step, mean in ((1, 0.2), (2, 0.5), (3, 0.3), (4, 0.1)):
+        run.checkpoint_dir(step).mkdir()
+        (run.checkpoint_dir(step) / "state.json").write_text("{}")
+        run.append_evaluation(make_evaluation("cd4", step + 1, mean))
+    tidy(run)
+    assert run.checkpoint_steps() == [2, 4]
 
 
 def test_of_a_finished_run_the_records_and_the_newest_checkpoint_stay(tmp_path: Path) -> None:

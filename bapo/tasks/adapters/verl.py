@@ -22,14 +22,18 @@ DEFAULT_FUNCTION = "compute_score"
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[Graded]]:
     """Wrap the function; called once per response. Raises: ConfigError."""
-    full = f"{name}:{DEFAULT_FUNCTION}" if name.endswith(".py") else name
-    function = load_function(full, key="reward verl:")
+    function = load_function(full_name(name), key="reward verl:")
 
     def of_group(prompt: Prompt, texts: Sequence[str]) -> list[Graded]:
         found = settled([call_with(function, {}, _arguments(prompt, text)) for text in texts])
         return [_score(one) for one in found]
 
     return of_group
+
+
+def full_name(name: str) -> str:
+    """With the function that verl calls where none is named."""
+    return f"{name}:{DEFAULT_FUNCTION}" if name.endswith(".py") else name
 
 
 def _arguments(prompt: Prompt, text: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from services.launcher.doctor import checks
 from services.launcher.doctor.agent_checks import agents
 from services.launcher.doctor.checks import Check, Download
 from services.launcher.doctor.gold_checks import gold_answers
+from services.launcher.doctor.judge_checks import judges
 from services.launcher.doctor.lora_checks import lora
 from services.launcher.doctor.prompt_checks import prompts, tokenizer_files
 from services.launcher.doctor.situation import Situation
@@ -74,6 +75,7 @@ CHECKS: tuple[Listed, ...] = (
     Listed("the model", Needs.FILES, lambda here: [checks.model_files(here.config)]),
     Listed("LoRA", Needs.FILES, lambda here: lora(here.config)),
     Listed("agents", Needs.FILES, lambda here: agents(here.config)),
+    Listed("judges", Needs.FILES, judges),
     Listed("the tokenizer", Needs.FILES, tokenizer_files),
     Listed("the teacher", Needs.FILES, teacher),
     Listed("the data", Needs.DATA, lambda here: [checks.data(here)]),

@@ -137,7 +137,7 @@ def _files(situation: Situation, run: RunDirectory) -> Iterator[tuple[str, Path]
     yield from dict.fromkeys(("reward", path) for name in names for path in _code_files(name))
     parts = [config.algorithm.composer, config.algorithm.selector, config.loss.name, config.loss.advantage]
     yield from dict.fromkeys(("method", path) for name in parts if ":" in name for path in _code_files(name))
-    if config.agents is not None:
+    if config.agents is not None and config.agents.rollout is not None:
         yield from (("agent", path) for path in _code_files(config.agents.rollout))
     if config.model.adapter is not None:
         yield from (("adapter", path) for path in sorted(Path(config.model.adapter).glob("adapter_*")))
