@@ -53,7 +53,7 @@ def sft(
 
       bapo sft chats.jsonl --model.path Qwen/Qwen3-0.6B --epochs 2
       bapo sft chats.jsonl --model.path models/chain-tiny --learner.lr 1e-4 --algorithm.batch_size 32
-      bapo sft --resume outputs/chats-001
+      bapo sft --resume outputs/chats-sft-001
     """
     if resume:
         run = open_run(data)
