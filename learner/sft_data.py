@@ -77,9 +77,10 @@ class SftData:
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path: cannot load the tokenizer of {config.model.path}: {error}") from error
         self._groups: list[Group] = []
-        num_left_out, most = 0, config.learner.microbatch_tokens
+        num_left_out, num_endless, most = 0, 0, config.learner.microbatch_tokens
         for number, row in enumerate(conversations(self._settings.data), 1):
             parts = _parts(tokenizer, row.values, row.where)
+            num_endless += any(tokenizer.eos_token_id not in own for _, own in parts)
             if max(len(before) + len(own) for before, own in parts) > most:
                 num_left_out += 1
             else:
@@ -94,6 +95,15 @@ class SftData:
                 num_left_out,
                 num_left_out + len(self._groups),
                 most,
+            )
+        if num_endless:
+            log.warning(
+                "%d conversations have a message of the assistant that the chat template ends without the end-of-sequence "
+                "token %r of %s: the model does not learn to end where engines stop; use the tokenizer of a chat model, or "
+                "set eos_token in tokenizer_config.json to what ends a message",
+                num_endless,
+                tokenizer.eos_token,
+                config.model.path,
             )
 
     def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:

@@ -97,6 +97,21 @@ def test_a_template_that_changes_the_past_gives_each_message_the_history_that_it
     ]
 
 
+@pytest.mark.parametrize(("end", "is_said"), [("<eos>", False), ("<|tool|>", True)])
+def test_a_template_that_ends_messages_with_another_token_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str, is_said: bool
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(LOOKUP)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|user|>{{ m.content }}"
+        + end
+        + "{% endfor %}{% if add_generation_prompt %}<|user|>{% endif %}"
+    )
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda path: tokenizer)
+    SftData(config_of(write(tmp_path, {"messages": CHAT[:2]})))
+    assert ("without the end-of-sequence token '<eos>'" in caplog.text) is is_said
+
+
 def test_a_completion_ends_with_the_end_of_sequence(tmp_path: Path) -> None:
     (group,) = groups_of(SftData(config_of(write(tmp_path, {"prompt": "a+b", "completion": "12"}))))
     assert [tuple(part.replace(" ", "") for part in turn) for turn in texts(group)] == [("a+b", "12<eos>")]
