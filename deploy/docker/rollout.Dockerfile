@@ -39,7 +39,7 @@ ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/cache /bapo/secrets && cd /bapo/secrets && \
     install -d -m 700 -o 10001 -g 10001 accepted worker
 # The demo's model, 3 MB: on Kubernetes no folder of this repository is mounted.
-COPY models/countdown-tiny /bapo/models/countdown-tiny
+COPY models/chain-tiny /bapo/models/chain-tiny
 # Last, because every commit has another one: which code this is, for run.json and bapo_build_info.
 ARG COMMIT=unknown
 ENV BAPO_COMMIT=${COMMIT}

@@ -18,6 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bapo.config.load import diff, load_config
 from tests.support.containers import images, processes
 
 REPOSITORY = Path(__file__).parents[2]
@@ -221,3 +222,22 @@ def test_each_service_that_builds_prompts_sees_the_model() -> None:
     services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
     for name in ("create", "scheduler", "evaluator", "rollout", "learner", "rollout-gpu", "learner-gpu"):
         assert any(str(volume).endswith(":/bapo/models:ro") for volume in services[name]["volumes"]), name
+
+
+@pytest.mark.parametrize(
+    ("overlay", "others"),
+    [
+        ("cpu-demo", {"buffer.url"}),
+        ("keda", {"buffer.url", "autoscaling.actuator", "rollout.host"}),
+    ],
+)
+def test_the_demo_on_kubernetes_is_that_of_make_demo_with_a_model_that_its_images_have(
+    overlay: str, others: set[str]
+) -> None:
+    demo = load_config(["deploy/configs/demo.toml"], [])
+    there = load_config([f"deploy/k8s/overlays/{overlay}/run.toml"], [])
+    assert {line.partition(":")[0] for line in diff(demo, there)} == others
+    for image in ("learner", "rollout"):
+        assert (
+            f"COPY {demo.model.path} /bapo/{demo.model.path}" in Path(f"deploy/docker/{image}.Dockerfile").read_text()
+        )
