@@ -98,9 +98,9 @@ class SftData:
             )
         if num_endless:
             log.warning(
-                "%d conversations have a message of the assistant that the chat template ends without the end-of-sequence "
-                "token %r of %s: the model does not learn to end where engines stop; use the tokenizer of a chat model, or "
-                "set eos_token in tokenizer_config.json to what ends a message",
+                "%d conversations have a message of the assistant that the chat template ends without the "
+                "end-of-sequence token %r of %s: the model does not learn to end where engines stop; use the tokenizer "
+                "of a chat model, or set eos_token in tokenizer_config.json to what ends a message",
                 num_endless,
                 tokenizer.eos_token,
                 config.model.path,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from bapo.config.autoscaling import AutoscalingConfig, ScalingReason
+from bapo.config.autoscaling import AutoscalingConfig
 from rollout_server.autoscaling.rule import Observation, State, decide
 
 
@@ -283,6 +283,3 @@ def shares(points: Sequence[Point], since: float, until: float) -> tuple[float, 
 def changes_of(points: Sequence[Point]) -> int:
     """How often the desired number changed."""
     return sum(a.desired != b.desired for a, b in pairwise(points))
-
-
-REASONS = tuple(reason.value for reason in ScalingReason)

@@ -1,13 +1,11 @@
-"""The buffer's throughput and memory: every figure of docs/buffer.md, as JSON.
+"""The buffer's throughput, CPU and memory (docs/buffer.md), as JSON.
 
     python -m benchmarks.buffer --reverb-python RV/bin/python --out buffer.json
     python -m benchmarks.buffer --only 1 3 --rounds 3 --sizes 100K --out quick.json
 
-Items (the same numbers as in the docs): 1 pull, 2 push, 3 fraction of raw Redis, 4 CPU (1 to 4 are one measurement),
-5 assembly and index, 6 paced load (and --soak-s and --full-s for the long ones), 7 snapshot, 8 insert against the
-authors' buffer. Reverb needs a virtual environment of its own (requirements.txt beside this file); without it the
-ratios to it are left out. The authors' buffer is measured from their source:
---authors .../verl/trainer/ppo/ray_trainer.py.
+Items: 1 pull, 2 push, 3 fraction of raw Redis, 4 CPU (1 to 4 are one measurement), 6 paced load (and --soak-s and
+--full-s for the long ones). Reverb needs a virtual environment of its own (requirements.txt in this folder); without it
+the ratios to it are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.buffer import assembly, authors, movement, snapshots, soak
+from benchmarks.buffer import movement, soak
 
-ITEMS = (1, 2, 3, 4, 5, 6, 7, 8)
+ITEMS = (1, 2, 3, 4, 6)
 
 
 def parsed() -> argparse.Namespace:
@@ -33,7 +31,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", nargs="+", choices=("20K", "100K", "500K"), default=["20K", "100K", "500K"])
     parser.add_argument("--reverb-python", type=Path, help="interpreter of the environment that has Reverb")
-    parser.add_argument("--authors", type=Path, help="ray_trainer.py of the paper's code (item 8)")
     parser.add_argument("--soak-s", type=float, default=0.0, help="item 6 at the highest rate for so long")
     parser.add_argument("--full-s", type=float, default=0.0, help="item 6 with a buffer that is full for so long")
     parser.add_argument("--profile", action="store_true", help="py-spy stacks of the service, items 1 to 4")
@@ -55,8 +52,6 @@ def main() -> None:
     if set(args.only) & {1, 2, 3, 4}:
         add("movement", lambda: movement.measure(
             folder / "movement", args.rounds, args.reverb_python, args.sizes, args.profile))  # fmt: skip
-    if 5 in args.only:
-        add("assembly", lambda: assembly.measure(folder / "assembly", args.rounds))
     if 6 in args.only:
         add("paced", lambda: soak.paced(folder, aof=True))
         add("paced, no AOF", lambda: soak.paced(folder, aof=False))
@@ -64,10 +59,6 @@ def main() -> None:
         add("soak", lambda: soak.flat_out(folder, args.soak_s))
     if 6 in args.only and args.full_s:
         add("full", lambda: soak.full(folder, args.full_s))
-    if 7 in args.only:
-        add("snapshot", lambda: snapshots.measure(folder / "snapshots", args.rounds, args.reverb_python))
-    if 8 in args.only and args.authors:
-        add("insert", lambda: authors.measure(folder / "authors", args.rounds, args.authors))
     print(json.dumps(result, indent=1))
 
 

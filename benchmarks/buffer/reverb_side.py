@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -101,33 +100,6 @@ class Side:
                 num_bytes += len(_one(item.data))
                 found += 1
         return {"seconds": time.perf_counter() - started, "groups": found, "bytes": num_bytes}
-
-    def checkpoint(self, pause_s: float) -> dict:
-        """A checkpoint of what the table holds, while another connection inserts one frame every `pause_s`."""
-        latencies: list[float] = []
-        over = threading.Event()
-        frame = self._frames[0]
-
-        def insert() -> None:
-            with reverb.Client(self._address).writer(max_sequence_length=1) as writer:
-                while not over.is_set():
-                    begun = time.perf_counter()
-                    writer.append(frame)
-                    writer.create_item(TABLE, num_timesteps=1, priority=1.0)
-                    writer.flush()
-                    latencies.append(time.perf_counter() - begun)
-                    time.sleep(pause_s)
-
-        thread = threading.Thread(target=insert)
-        thread.start()
-        time.sleep(0.2)
-        latencies.clear()
-        begun = time.perf_counter()
-        self._client.checkpoint()
-        seconds = time.perf_counter() - begun
-        over.set()
-        thread.join()
-        return {"seconds": seconds, "latencies": latencies}
 
     def clear(self) -> dict:
         self._client.reset(TABLE)

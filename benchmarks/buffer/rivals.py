@@ -226,10 +226,6 @@ class Reverb:
         assert reply["groups"] == number, f"Reverb handed out {reply['groups']} of {number} groups"
         return Moved(seconds=reply["seconds"], cpu_s=cpu_seconds(self._pids) - cpu)
 
-    def load(self, frames: Sequence[bytes]) -> None:
-        """Hand the client the frames of its next pushes."""
-        self._load(frames)
-
     def _load(self, frames: Sequence[bytes]) -> None:
         path = self._folder / "frames"
         path.write_bytes(b"".join(frames))

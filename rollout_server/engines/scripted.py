@@ -63,9 +63,6 @@ class ScriptedOptions(Frozen):
     """Share of incorrect responses that reach the length limit."""
     latency_s: float = Field(0.0, ge=0)
     """Seconds that each group takes."""
-    slow_versions: tuple[int, int] | None = None
-    """Policy versions (first, last) at which a group takes `slow_times` as long, for tests of autoscaling."""
-    slow_times: float = Field(2.0, gt=0)
     crash_after_groups: int | None = Field(None, ge=0)
     """The engine fails after this many groups, for tests of supervision."""
 
@@ -167,11 +164,7 @@ class ScriptedEngine:
             token_ids=token_ids,
             sequences=tuple(sequence.first(completion.max_tokens) for sequence in sequences),
         )
-        self._due[completion.call_id] = (time.monotonic() + self._options.latency_s * self._slowness(), completed)
-
-    def _slowness(self) -> float:
-        slow = self._options.slow_versions
-        return self._options.slow_times if slow and slow[0] <= self._version <= slow[1] else 1.0
+        self._due[completion.call_id] = (time.monotonic() + self._options.latency_s, completed)
 
     def abort(self, call_id: str) -> None:
         """Stop sampling a call."""
