@@ -3,10 +3,10 @@
     python -m benchmarks.archive outputs/study-controls docs/studies/controls.tar.xz
     python -m benchmarks.archive outputs/study-chain docs/studies/chain.tar.xz --groups
 
-Per run: its configuration, run.json without what belongs to the machine, evaluations.jsonl, metrics.jsonl with five
-significant digits and without off-policy diagnostics, and ledger.json, the responses of each step. With --groups,
-instead of the ledger, the records of every group without their times, which the tables of composition, first visits
-and unlocked prompts need.
+Per run: its configuration, run.json without what belongs to the machine, evaluations.jsonl, what `bapo compare` reads of
+metrics.jsonl (reward, entropy, gradient norm, composition, updates, times) and ledger.json, the responses of each step.
+With --groups, instead of the ledger, the records of every group without their times, which the tables of composition,
+first visits and unlocked prompts need, and all metrics without off-policy diagnostics.
 
 Runs that did not finish are left out, and named. Two runs of this program write the same bytes.
 """
@@ -33,12 +33,17 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from studies.compare.gather import Measured, read_run
 from studies.ledger import LEDGER_FILE, write_ledger
 
-DIGITS = 5
+DIGITS = 4
 TIMES = ("time", "started_at", "ended_at", "wall_s")
 """Rounded to a tenth of a second."""
 GROUP_TIMES = ("sample_s", "grade_s", "claimed_at")
 OF_THE_MACHINE = ("pid", "host", "command", "addresses", "processes", "gpus")
 DIAGNOSTICS = ("divergences", "bounds")
+COMPARED = (
+    "step", "policy_version", "reward_mean", "x1", "x2", "x3", "batch_size", "num_updates", "num_bad", "num_high", "entropy",
+    "grad_norm", "loss", "num_responses", "step_s", "update_s", "prox_s", "time",
+)  # fmt: skip
+"""Kept of metrics.jsonl without --groups."""
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 28}]
 
 
@@ -59,7 +64,8 @@ def write_records(run: Measured, into: Path, groups: bool) -> None:
     shutil.copy(run.directory.config_path, into)
     fields = {key: value for key, value in run.directory.read_run().items() if key not in OF_THE_MACHINE}
     (into / "run.json").write_text(json.dumps(rounded(fields), indent=1))
-    write_lines(into / "metrics.jsonl", map(rounded, run.metrics))
+    rows = run.metrics if groups else [{key: row[key] for key in COMPARED if key in row} for row in run.metrics]
+    write_lines(into / "metrics.jsonl", map(rounded, rows))
     write_lines(into / "evaluations.jsonl", run.evaluations)
     if groups:
         write_groups(run.directory.path / "groups", into / "groups")
