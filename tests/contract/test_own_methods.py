@@ -131,6 +131,7 @@ def test_settings_of_a_method_that_is_gone_are_refused_where_they_are_written_an
     with pytest.raises(ConfigError, match=r"has no such setting; no method has it any more"):
         load_config(["grpo"], ["--selector.reference_prompts=4"])
     config, recorded = load_config(["grpo"], []), tmp_path / "config.toml"
+    assert load_config(["grpo"], ["--loss.tree_lambda=0.5"]) == config
     recorded.write_text(dump_toml(config).replace("[selector]\n", "[selector]\nreference_prompts = 256\n"))
     assert "reference_prompts" in recorded.read_text()
     assert load_resolved(recorded) == config
