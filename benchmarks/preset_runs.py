@@ -32,7 +32,7 @@ from studies.significance import TAIL, student_quantile
 
 WITHOUT_A_STUDY = (
     "gspo", "cispo", "dr-grpo", "tis", "tis-sequence", "tis-mask", "tis-geometric-mask", "areal", "dppo", "kimi",
-    "dots-online", "arpo", "luffy", "relift", "ppo", "ba-ppo", "balanced-clip",
+    "arpo", "luffy", "relift", "ppo", "ba-ppo", "balanced-clip",
 )  # fmt: skip
 SIZES: Mapping[str, object] = {
     "model.path": "models/countdown-tiny", "model.dtype": "float32", "task.name": "countdown",
@@ -50,7 +50,6 @@ OWN: Mapping[str, Mapping[str, object]] = {
     "arpo": {"task.options.num_train": 320},  # it injects stored successes of a prompt that comes again
     "ba-ppo": {"algorithm.bad_capacity": 32, "algorithm.max_reevaluated": 16},
     "dapo": {"shaping.overlong_cache": 12},
-    "dots-online": {"selector.reference_prompts": 32, "algorithm.options.capacity": 32},
     "kimi": {"rollout.generation_budget": 16, "shaping.length_warmup_steps": 13},
 }
 """What a preset scales with the length of responses, the batch or the run: as many times smaller as those."""

@@ -3,7 +3,7 @@
     V(s) = mean reward of the responses of the group that begin with s           s: the tokens of a response up to t
     delta_t = V(s_{t+1}) - V(s_t)    not 0 only where responses with different rewards part
 
-V of the last state of a response is its own reward. Of the advantages `tempo` and `tree`.
+V of the last state of a response is its own reward. Of the advantage `tempo`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from learner.advantages.formulas import gae
 Float64s = NDArray[np.float64]
 
 
-def tree_credit(group: Group, rewards: Float64s, *, gae_lambda: float) -> Float64s:
-    """[T] sum_l lambda^l delta_{t+l} of each token; `rewards`: [G]."""
+def tree_credit(group: Group, rewards: Float64s) -> Float64s:
+    """[T] delta_t of each token; `rewards`: [G]."""
     if group.turns is not None:  # equal tokens after different tool outputs are different states
-        raise ConfigError("advantages by shared prefixes (tempo, tree) need responses of one turn, not episodes")
+        raise ConfigError("advantages by shared prefixes (tempo) need responses of one turn, not episodes")
     ends = np.cumsum(group.lengths)
     values_M = np.concatenate(prefix_values(np.split(group.token_ids, ends[:-1]), rewards))
     reward_M = np.zeros(len(group.token_ids))
     reward_M[ends - 1] = rewards
-    credit_M, _ = gae(reward_M, values_M, gamma=1.0, gae_lambda=gae_lambda, lengths=group.lengths)
+    credit_M, _ = gae(reward_M, values_M, gamma=1.0, gae_lambda=0.0, lengths=group.lengths)
     return credit_M
 
 

@@ -20,9 +20,9 @@ class ShareSettings(Composer.Settings):
     """Of a composer that replaces a share of the fresh groups by stored ones."""
 
     share: float = Field(0.0, ge=0, lt=1)
-    """Fraction of B that is replayed instead of sampled: p of ReMix, 1 - sigma of DOTS."""
+    """Fraction of B that is replayed instead of sampled: p of ReMix."""
     first_step: int = Field(1, ge=1)
-    """First step with replay; earlier ones are all fresh (DOTS fills its memory)."""
+    """First step with replay; earlier ones are all fresh."""
     last_step: int | None = Field(None, ge=1)
     """Last step with replay: T of ReMix, on-policy afterwards; null: no end."""
 

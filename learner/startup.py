@@ -60,7 +60,6 @@ from learner.distributed.world import World, join, leave, lost_rank, pick_device
 from learner.export import check_export, export_last
 from learner.held_out import HeldOut
 from learner.loop import Learner
-from learner.model.embeddings import make_embeddings
 from learner.model.policy import load_policy
 from learner.publish_weights import WeightPublisher
 from learner.sft_data import SftData
@@ -150,7 +149,6 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         config = flags.config
         port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
         flags.run.write_port("learner", port)
-        make_embeddings(config, flags.run)
         show_run(telemetry, config, flags.run.path)
     # Hosts are started apart, possibly with different flags: those of rank 0 count.
     flags.extra.resume = world.share(b"1" if flags.extra.resume else b"0") == b"1"

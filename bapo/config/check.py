@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from bapo.algorithms.methods import KINDS
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten, merge, nested, without
-from bapo.config.names import ALIASES, FIXED, MOVED, RENAMED, advice_for, names_of_trl, of_value
+from bapo.config.names import ALIASES, FIXED, MOVED, advice_for, names_of_trl, of_value
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 
@@ -161,7 +161,7 @@ def read_section(
             resolved = _resolve(value, kinds=_kinds(field.annotation))
             if isinstance(resolved, bool) and not {bool, Any} & _kinds(field.annotation):
                 problems.append(f"{dotted(key)} = {shown(resolved)}: must be {_wanted(field.annotation)}")
-            yield name, RENAMED.get(dotted(key), {}).get(str(resolved), resolved)
+            yield name, resolved
 
 
 def _read_table(kind: type[BaseModel], value: Any, key: Key, problems: list[str]) -> Iterator[dict[str, Any]]:

@@ -89,7 +89,8 @@ def _of_another(kind: Kind, config: Config, own: MethodSettings, layers: Sequenc
 
 def _who_has(kind: Kind, option: str, config: Config) -> str:
     names = [name for name in kind.names() if option in kind.find(name).Settings.model_fields]
-    return f'{kind.key} = "{_value(config, kind.key)}" has no such setting; {", ".join(names)} has'
+    who = f"{', '.join(names)} has" if names else "no method has it any more"
+    return f'{kind.key} = "{_value(config, kind.key)}" has no such setting; {who}'
 
 
 def _of_any(kind: Kind) -> set[str]:

@@ -145,7 +145,7 @@ MOVED = {
     },
 }  # fmt: skip
 """Key from when every config had the settings of every method -> the key of the method that has it. Where another is
-chosen they have no effect, as then."""
+chosen they have no effect, as then; so have those of methods that are gone: recorded configs have them."""
 FIXED: dict[str, object] = {
     **{f"autoscaling.{name}_threshold": 0.1 for name in ("wait", "idle")},
     **{f"autoscaling.{name}_high": 0.1 for name in ("wait", "idle")},
@@ -163,8 +163,6 @@ FIXED: dict[str, object] = {
     "diagnostics.quiet_steps": 20,
 }
 """Former key -> the value that it always has now. Recorded configs have them; another value is refused."""
-RENAMED = {"algorithm.composer": {"dots_replay": "dots"}}
-"""Key -> former value -> value."""
 
 
 _HUB = "use bapo export RUN --push-to-hub ORG/NAME [--private], with HF_TOKEN or hf auth login"

@@ -56,8 +56,6 @@ class RunConfig(Frozen):
 
 
 SHORT_STEPS = 20
-PREFIX_ADVANTAGES = ("tempo", "tree")
-"""Credit by shared prefixes of sampled tokens."""
 TargetGroup = Literal["all", "attention", "mlp"]
 
 
@@ -463,7 +461,7 @@ class Config(Frozen):
             raise ValueError(
                 f"[agents] with rollout.engine = {self.rollout.engine!r}: agents call vLLM's routes; set it to vllm"
             )
-        if self.loss.advantage in PREFIX_ADVANTAGES:
+        if self.loss.advantage == "tempo":
             raise ValueError(
                 f"[agents] with loss.advantage = {self.loss.advantage!r}, which compares the beginnings of responses: "
                 "episodes differ in what their tools said; use group"

@@ -24,7 +24,7 @@ class SuccessCounts:
     """N groups of one step, in the order of their requests. A prompt may occur twice."""
 
     step: int
-    """Step whose batch consumed them; for reference prompts, the step that they were asked for."""
+    """Step whose batch consumed them."""
     prompt_ids: tuple[str, ...]
     reward_sums: NDArray[np.float32]
     """[N] k, for rewards in {0, 1}."""

@@ -1,4 +1,4 @@
-"""Token ids of a prompt: one rule for the engine and for whatever counts, checks or embeds prompts.
+"""Token ids of a prompt: one rule for the engine and for whatever counts or checks prompts.
 
     written by a chat template      no token is added: the ids of transformers' `apply_chat_template(tokenize=True)`
     other text                      with the special tokens that the tokenizer adds, as in vLLM's completions

@@ -313,12 +313,6 @@ class BufferClient:
         body = self._service.call("GET", "/success-counts", query={"after": str(after), "limit": str(limit)}).body
         return [unpack_success_counts(data) for data in unpack_packed_list(body)]
 
-    def evaluation_success_counts(self, label: str) -> SuccessCounts:
-        """Success counts of the finished groups of one evaluation."""
-        body = self._service.call("GET", f"/evaluations/{quoted(label)}/success-counts").body
-        (data,) = unpack_packed_list(body)
-        return unpack_success_counts(data)
-
     def selector_state(self) -> tuple[int, int, bytes]:
         """(round, last step whose success counts are included, state): (0, 0, b"") before the first."""
         return unpack_kept_state(self._service.call("GET", "/selector").body)

@@ -19,6 +19,6 @@ class Tempo(Advantage):
 
     def credit(self, group: Group, rewards: Float64s) -> Float64s:
         """Token by token."""
-        credit_M = tree_credit(group, rewards, gae_lambda=0.0)
+        credit_M = tree_credit(group, rewards)
         credit_M += np.repeat(rewards - rewards.mean(), group.lengths)
         return credit_M

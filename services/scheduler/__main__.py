@@ -26,7 +26,7 @@ def main(flags: Flags) -> None:
     task = task_of(config)
     prompts = task.prompts("train")
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
-    proposals = make_proposals(config, prompts, make_pool(config, flags.run, task, prompts), buffer)
+    proposals = make_proposals(config, make_pool(task, prompts), buffer)
     plan = FreshPlan(config, prompts, proposals)
     is_up = False
     flags.run.write_port(

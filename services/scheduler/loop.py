@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """Maximum wait for the learner's next step: meanwhile groups may be dropped and need re-sampling."""
-REFERENCE_POLL_S = 0.2
-"""The same while reference prompts are being sampled, which the requests of a step wait for."""
 
 
 class Scheduler:
@@ -62,8 +60,7 @@ class Scheduler:
         """
         looked_at: int | None = None
         while True:
-            wait_s = REFERENCE_POLL_S if self._proposals is not None and self._proposals.waits else POLL_S
-            step = self._buffer.progress(seen_step=looked_at, wait_s=wait_s).step
+            step = self._buffer.progress(seen_step=looked_at, wait_s=POLL_S).step
             if step > self._config.run.num_steps:
                 log.info("finished: the learner has completed step %d", self._config.run.num_steps)
                 return

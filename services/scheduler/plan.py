@@ -65,7 +65,7 @@ class FreshPlan:
     def due(self, status: BufferStatus) -> list[RolloutRequest]:
         """The requests to enqueue now, at most MAX_PER_CALL: spares first, because the next batch may wait for them.
 
-        Stops before a step without a proposal, whose reference prompts are still being sampled.
+        Stops before a step without a proposal, whose success counts are missing.
         """
         return self._due_spares(status) if self.num_spares(status) else self._due_regular(status)
 

@@ -381,7 +381,7 @@ def test_a_name_never_ends_the_path_that_it_is_in(client: BufferClient, name: st
     client.claim("w", limit=9, policy_version=1)
     client.push([pack_group(answer(asked))])
     admin = BufferAdmin(client.url)
-    wrongly: list[Callable[[str], object]] = [client.forget, client.collect, client.evaluation_success_counts]
+    wrongly: list[Callable[[str], object]] = [client.forget, client.collect]
     for call in [*wrongly, admin.drop_group, admin.drop_request, admin.drop_run]:
         with pytest.raises(ContractError):
             call(name)

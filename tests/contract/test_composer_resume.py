@@ -188,7 +188,7 @@ def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[...
         rounds = [line["rounds"] for line in peers.service.store.compositions(0, STEPS)[1]]
         assert (max(rounds) > 1) is (name == "dapo")
     want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
-    assert reached >= want | {("remix", "reused"), ("dots", "reused"), ("bapo", "reused"), ("bapo", "youngest")}
+    assert reached >= want | {("remix", "reused"), ("bapo", "reused"), ("bapo", "youngest")}
 
 
 def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked_for(

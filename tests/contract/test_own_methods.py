@@ -105,7 +105,7 @@ def test_what_is_wrong_with_them_is_said_before_anything_starts(mine: list[str],
 def test_former_keys_are_read_and_those_of_another_method_have_no_effect() -> None:
     config = load_config(["remix"], ["--algorithm.replay.share=0.5", "--algorithm.pilot_size=2", "--loss.kimi_tau=0.2"])
     assert (config.algorithm.options["share"], config.loss.options) == (0.5, {})
-    assert load_config([], ["--algorithm.name=dots_replay"]).algorithm.composer == "dots"
+    assert load_config([], ["--algorithm.name=dapo"]).algorithm.composer == "dapo"
     assert load_config(["kimi"], ["--loss.kimi_tau=0.2"]).loss.options == {"tau": 0.2}
     assert load_config(["kimi"], ["--loss.name=ppo"]).loss.options == {}
     assert load_config(["ppo"], ["--critic.lr=0.5"]).loss.advantage_options["critic_lr"] == 0.5
@@ -115,7 +115,7 @@ def test_former_keys_are_read_and_those_of_another_method_have_no_effect() -> No
 @pytest.mark.parametrize(
     ("name", "override", "who"),
     [
-        ("grpo", "--selector.reference_prompts=4", "dots"),
+        ("grpo", "--selector.curriculum_steps=4", "kimi"),
         ("grpo", "--loss.options.tau=0.3", "kimi"),
         ("bapo", "--algorithm.options.pilot_size=2", "pilot_commit"),
     ],
@@ -123,6 +123,18 @@ def test_former_keys_are_read_and_those_of_another_method_have_no_effect() -> No
 def test_a_setting_of_a_method_that_is_not_chosen_is_refused(name: str, override: str, who: str) -> None:
     with pytest.raises(ConfigError, match=rf"has no such setting; {who} has"):
         load_config([name], [override])
+
+
+def test_settings_of_a_method_that_is_gone_are_refused_where_they_are_written_and_read_from_records(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"has no such setting; no method has it any more"):
+        load_config(["grpo"], ["--selector.reference_prompts=4"])
+    config, recorded = load_config(["grpo"], []), tmp_path / "config.toml"
+    assert load_config(["grpo"], ["--loss.tree_lambda=0.5"]) == config
+    recorded.write_text(dump_toml(config).replace("[selector]\n", "[selector]\nreference_prompts = 256\n"))
+    assert "reference_prompts" in recorded.read_text()
+    assert load_resolved(recorded) == config
 
 
 def test_settings_of_a_method_that_a_later_layer_replaces_have_no_effect(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from bapo.core.codec import pack_group
 from bapo.core.errors import ContractError
 from bapo.core.success_counts import SuccessCounts
-from bapo.core.types import Purpose
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import answer
@@ -69,16 +68,6 @@ def test_a_state_that_claims_steps_without_a_batch_is_refused(client: BufferClie
     train(client, 1)
     with pytest.raises(ContractError):
         client.keep_selector_state(3, 2, b"")
-
-
-def test_reference_groups_are_read_without_their_tokens_and_forgotten(client: BufferClient) -> None:
-    fields = {"purpose": Purpose.EVALUATE, "label": "reference@1"}
-    requests = [make_request(prompt_id=name, request_id=f"r-{name}", **fields) for name in "ab"]  # type: ignore[arg-type]
-    client.enqueue(requests)
-    client.push([pack_group(answer(requests[0], "11100000"))])
-    assert rows(client.evaluation_success_counts("reference@1")) == {"a": (3.0, 8)}
-    client.forget("reference@1")
-    assert rows(client.evaluation_success_counts("reference@1")) == {}
 
 
 def test_a_selector_that_learns_nothing_costs_the_buffer_nothing(store: RedisStore) -> None:

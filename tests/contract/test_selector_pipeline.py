@@ -11,11 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.methods import SELECTOR
-from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
 from bapo.core.codec import pack_group
@@ -43,9 +40,7 @@ def make_config(selector: str, v: int = 1) -> Config:
         {
             "run": {"num_steps": NUM_STEPS, "seed": 11},
             "algorithm": {"batch_size": 4, "selector": selector, "use_x2": False, "use_x3": False},
-            "selector": options_for(
-                SELECTOR, selector, pool_ratio=4.0, reference_prompts=5, reference_every=2, projection_dim=4
-            ),
+            "selector": options_for(SELECTOR, selector, pool_ratio=4.0),
             "cadence": {"weight_sync_interval": v, "reevaluation_interval": v, "max_steps_ahead": 0},
             "learner": {"minibatch_size": 4},
         }
@@ -109,9 +104,8 @@ class Mortal(BufferClient):
 def scheduling(config: Config, url: str) -> Iterator[None]:
     """A scheduler in a thread; the end of the block is its death."""
     client = Mortal(url, timeout_s=10.0)
-    embeddings = generator_for(1, 0, "embeddings").normal(size=(len(PROMPTS), 5)).astype(np.float32)
-    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in PROMPTS), embed=lambda: embeddings)
-    proposals = make_proposals(config, PROMPTS, pool, client)
+    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in PROMPTS))
+    proposals = make_proposals(config, pool, client)
     plan = FreshPlan(config, PROMPTS, proposals)
     scheduler = Scheduler(config, plan, load_composer(config.algorithm), client, Telemetry(), proposals=proposals)
 
@@ -167,8 +161,8 @@ def whole_run(redis_url: str, config: Config) -> dict[int, list[str]]:
 
 
 def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(redis_url: str) -> None:
-    """By DOTS, which asks for reference prompts too; every selector against a buffer in memory: test_proposals.py."""
-    config = make_config("dots")
+    """By one selector; several against a buffer in memory: test_proposals.py."""
+    config = make_config("learnability")
     with running(config, a_store(redis_url)) as run:
         for first, last in ((1, 3), (4, 4), (5, 34), (35, 36), (37, NUM_STEPS)):
             with scheduling(config, run.client.url):

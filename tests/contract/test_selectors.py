@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from bapo.algorithms.methods import SELECTOR
-from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool, PromptSelector, pack_state, unpack_state
 from bapo.algorithms.selectors.registry import learns, load_selector
 from bapo.core.errors import ConfigError, ContractError
@@ -30,10 +28,6 @@ SETTINGS = st.fixed_dictionaries(
         "pool_ratio": st.sampled_from([1.0, 2.0, 16.0]),
         "mode": st.sampled_from(["topk", "threshold"]),
         "decay": st.sampled_from([0.5, 1.0]),
-        "reference_prompts": st.integers(2, 12),
-        "reference_every": st.integers(1, 3),
-        "projection_epochs": st.integers(0, 2),
-        "projection_dim": st.just(4),
         "curriculum_steps": st.sampled_from([0, 5]),
     }
 )
@@ -41,17 +35,8 @@ SETTINGS = st.fixed_dictionaries(
 SEEDS = st.integers(0, 1000)
 
 
-def embeddings(num: int) -> NDArray[np.float32]:
-    """[num, 6], always the same."""
-    return generator_for(5, num, "embeddings").normal(size=(num, 6)).astype(np.float32)
-
-
 def make(name: str, config: Settings, num: int, seed: int = 3) -> PromptSelector:
-    pool = PromptPool(
-        prompt_ids=tuple(f"p{i}" for i in range(num)),
-        levels=np.arange(num) % 3.0,
-        embed=lambda: embeddings(num),
-    )
+    pool = PromptPool(prompt_ids=tuple(f"p{i}" for i in range(num)), levels=np.arange(num) % 3.0)
     return load_selector(name, options_for(SELECTOR, name, **config), pool, seed=seed, batch_size=B)
 
 
@@ -62,9 +47,6 @@ def answers(step: int, indices: Sequence[int], *, lost: int = 0) -> SuccessCount
 
 def step_of(selector: PromptSelector, step: int, *, lost: int = 0) -> list[int]:
     """One step of a run that waits for its success counts; returns its prompts."""
-    references = selector.references(step).tolist()
-    if references:
-        selector.observe_references(step, answers(step, references, lost=min(lost, len(references) - 1)))
     chosen = selector.propose(step, B).tolist()
     selector.observe(answers(step, chosen, lost=lost))
     return [int(i) for i in chosen]
@@ -76,10 +58,6 @@ def test_a_proposal_has_different_prompts_of_the_pool_and_a_longer_one_begins_wi
     name: str, config: Settings, num: int, seed: int, step: int, n: int
 ) -> None:
     selector = make(name, config, num, seed)
-    references = selector.references(step).tolist()
-    if references:
-        assert len(set(references)) == len(references) <= num
-        selector.observe_references(step, answers(step, references))
     short, all_of_them = selector.propose(step, n).tolist(), selector.propose(step, num).tolist()
     assert sorted(all_of_them) == list(range(num))
     assert short == all_of_them[:n]
@@ -110,11 +88,7 @@ def test_groups_that_failed_for_good_are_no_obstacle(name: str, config: Settings
 @pytest.mark.parametrize("name", SELECTOR.names())
 def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
     def first(seed: int, step: int) -> list[int]:
-        selector = make(name, {"reference_every": 1}, 40, seed)
-        references = selector.references(step).tolist()
-        if references:
-            selector.observe_references(step, answers(step, references))
-        return [int(i) for i in selector.propose(step, B)]
+        return [int(i) for i in make(name, {}, 40, seed).propose(step, B)]
 
     assert first(1, 1) == first(1, 1)
     assert len({tuple(first(seed, step)) for seed in (1, 2) for step in (1, 2)}) > 1

@@ -13,13 +13,14 @@ from bapo.algorithms.composer import Reason
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupStat
+from contrib.replay_memory import newest, once_per_prompt, with_fresh
 from contrib.repo.composer import STRATEGIES, Stored
 from learner.advantages.formulas import group_advantages
 from tests.support.composers import composer, decided, group, names
 from tests.support.factories import make_stat
 from tests.support.vectors import vector
 
-FAILED, MIXED, SOLVED = "0000", "1000", "1111"
+FAILED, MIXED = "0000", "1000"
 
 # -- RePO
 
@@ -104,21 +105,15 @@ def test_remix_samples_as_many_groups_as_the_paper_counts(last_step: int, num_st
     assert rule.fresh_schedule.up_to(num_steps) == pytest.approx(want, rel=0.03)
 
 
-# -- DOTS
+# -- what they share
 
 
-def test_dots_keeps_the_newest_group_of_each_prompt_first_in_first_out() -> None:
-    rule = composer("dots", options={"share": 0.5, "first_step": 2, "capacity": 3})
-    first = decided(rule, [group(name, MIXED) for name in ("a1", "b1", "c1")] + [group("d1", SOLVED)], step=1)
-    assert (first.x1, first.x3, names(first.high)) == (("a1", "b1", "c1"), (), ["a1", "b1", "c1"])
-    second = decided(rule, [group("a2", MIXED), group("e2", MIXED)], first.high, step=2)
-    assert (second.x1, second.x3) == (("a2", "e2"), ("b1", "c1")), "the prompt of a1 is fresh in this step"
-    assert names(second.high) == ["c1", "a2", "e2"]
-
-
-def test_dots_can_keep_groups_without_differences() -> None:
-    rule = composer("dots", options={"share": 0.5, "keep_homogeneous": True})
-    assert names(decided(rule, [group("a", FAILED), group("b", MIXED)]).high) == ["a", "b"]
+def test_a_memory_keeps_the_newest_group_of_each_prompt_first_in_first_out() -> None:
+    memory = with_fresh(
+        [group(name, MIXED) for name in ("a1", "b1", "c1")], [group("a2", MIXED), group("e2", MIXED)], 2
+    )
+    assert names(once_per_prompt(memory)) == ["b1", "c1", "a2", "e2"]
+    assert names(newest(once_per_prompt(memory), 3)) == ["c1", "a2", "e2"]
 
 
 # -- ARPO
@@ -183,7 +178,7 @@ def test_relift_refuses_supervised_steps_that_no_batch_can_hold() -> None:
 
 
 def test_the_schedule_of_fresh_groups_counts_and_places_them() -> None:
-    schedule = composer("dots", options={"share": 0.5, "first_step": 3, "last_step": 5}).fresh_schedule
+    schedule = composer("remix", options={"share": 0.5, "first_step": 3, "last_step": 5}).fresh_schedule
     assert [schedule.at(step) for step in range(1, 8)] == [4, 4, 2, 2, 2, 4, 4]
     assert [schedule.up_to(step) for step in range(8)] == [0, 4, 8, 10, 12, 14, 18, 22]
     places = [schedule.step_of(place) for place in range(20)]

@@ -20,7 +20,7 @@ DETERMINISTIC = [
     "--task.options", "{num_train = 120, num_held_out = 20}", "--evaluation.every", "0",
     "--supervision.restart_backoff_s", "0.1",
 ]  # fmt: skip
-OWN = {"mopps": "pool_ratio=4.0", "dots": "reference_prompts=12", "kimi": "curriculum_steps=20"}
+OWN = {"mopps": "pool_ratio=4.0", "kimi": "curriculum_steps=20"}
 
 
 def prompts_by_request(run: RunDirectory) -> dict[str, str]:

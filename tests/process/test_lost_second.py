@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bapo.algorithms.composers.registry import load_composer
-from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
 from bapo.core.codec import pack_group
 from bapo.core.types import Progress, Purpose
@@ -22,7 +20,6 @@ from services.evaluator.loop import Evaluator
 from services.evaluator.plan import Target
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
-from services.scheduler.proposals import make_proposals
 from tests.support.buffer import answer, new_store
 from tests.support.buffer_app import serving
 from tests.support.factories import make_prompt, make_request
@@ -31,7 +28,6 @@ from tests.support.redis_server import RedisServer
 from tests.support.tiny_model import write_tiny_model
 from tests.support.wait import PATIENCE_S, wait_until
 from tests.unit.test_evaluator import TwoSplits
-from tests.unit.test_proposals import make_config
 
 CONFIG = Config.model_validate(
     {
@@ -160,16 +156,3 @@ def test_an_evaluation_goes_on_when_a_checkpoints_snapshot_is_restored(buffer: B
     buffer.restore(snapshot)
     work_until(buffer, lambda: not measures.is_alive())
     assert len(run.read_evaluations()) == 2
-
-
-def test_reference_prompts_that_a_restored_snapshot_does_not_have_are_asked_for_again(buffer: BufferClient) -> None:
-    config = make_config("dots", weight_sync_interval=1, reevaluation_interval=1, max_steps_ahead=0)
-    pool = PromptPool(prompt_ids=tuple(f"p{i}" for i in range(16)), embed=lambda: np.eye(16, dtype=np.float32))
-    proposals = make_proposals(config, PROMPTS, pool, buffer)
-    assert proposals is not None
-    assert proposals.ranking(1) is None, "its reference prompts are being sampled"
-    buffer.restore(buffer.snapshot())
-    assert buffer.status().num_open(Purpose.EVALUATE) == 0
-    assert proposals.ranking(1) is None
-    assert answer_all(buffer, 1, "11000000") == 6
-    assert proposals.ranking(1) is not None

@@ -366,7 +366,7 @@ def test_every_configuration_survives_its_resolved_file(
 @pytest.mark.parametrize(
     "override",
     ["--shaping.overlong_cache=8", "--autoscaling.actuator=fleet", "--rollout.generation_budget=8",
-     "--rollout.engine=scripted", "--loss.advantage=tree", "--agents.max_tokens=100000"],
+     "--rollout.engine=scripted", "--loss.advantage=tempo", "--agents.max_tokens=100000"],
 )  # fmt: skip
 def test_agents_refuse_what_would_be_wrong_for_episodes(override: str) -> None:
     agents = ["--agents.rollout=agent.py:rollout"]

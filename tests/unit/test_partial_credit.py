@@ -211,19 +211,10 @@ def test_every_composer_leaves_out_the_same_groups() -> None:
         make_stat(rewards=[0.1, 1, 1, 1], prompt_id="c", group_id="c"),
         make_stat(rewards=[1, 1, 1, 1], prompt_id="d", group_id="d"),
     ]
-    for name in ("bapo", "grpo", "dapo", "remix", "dots"):
+    for name in ("bapo", "grpo", "dapo", "remix"):
         decision = decided(composer(name, max_rounds=1, online_filter="range"), fresh)
         assert decision.x1 == ("a", "c"), name
         assert (decision.reasons["b"], decision.reasons["d"]) == (Reason.NO_VARIANCE, Reason.ALL_CORRECT), name
-
-
-def test_dots_keeps_groups_whose_rewards_differ() -> None:
-    rule = composer("dots", options={"share": 0.5}, online_filter="range")
-    fresh = [
-        make_stat(rewards=[0, 0.1, 0.1, 0.1], prompt_id="a", group_id="a"),
-        make_stat(rewards=[0.1, 0.1, 0.1, 0.1], prompt_id="b", group_id="b"),
-    ]
-    assert names(decided(rule, fresh).high) == ["a"]
 
 
 def test_a_pilot_and_its_rest_train_when_their_rewards_differ_together() -> None:

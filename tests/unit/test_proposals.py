@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.methods import SELECTOR
-from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.success_counts import SuccessCounts, success_counts_of
-from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import HardPrompt, Progress, Prompt, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound
@@ -37,9 +35,7 @@ def make_config(selector: str = "mopps", num_steps: int = 90, **cadence: int) ->
         {
             "run": {"num_steps": num_steps, "seed": 7},
             "algorithm": {"batch_size": 4, "selector": selector},
-            "selector": options_for(
-                SELECTOR, selector, pool_ratio=4.0, decay=0.5, reference_prompts=6, reference_every=2
-            ),
+            "selector": options_for(SELECTOR, selector, pool_ratio=4.0, decay=0.5),
             "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 1} | cadence,
             "learner": {"minibatch_size": 2},
         }
@@ -55,8 +51,6 @@ class Trained:
         self.fresh: list[RolloutRequest] = []
         self.kept: dict[int, SuccessCounts] = {}
         self.state = (0, 0, b"")
-        self.evaluations: dict[str, list[RolloutRequest]] = {}
-        self.unanswered = False
         self.most_kept = 0
 
     def asked(self, step: int) -> list[str]:
@@ -74,16 +68,11 @@ class Trained:
         return Progress(step=self.current.step, policy_version=1)
 
     def status(self) -> BufferStatus:
-        answered = {} if self.unanswered else {label: len(asked) for label, asked in self.evaluations.items()}
-        return replace(self.current, evaluations=answered)
+        return self.current
 
     def enqueue(
         self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
     ) -> int:
-        if cursor is None:
-            assert {request.purpose for request in requests} == {Purpose.EVALUATE}
-            self.evaluations[requests[0].label] = list(requests)
-            return len(requests)
         assert cursor == self.current.cursor + len(requests)
         assert spares is not None
         self.fresh += requests
@@ -93,13 +82,6 @@ class Trained:
     def success_counts(self, after: int, *, limit: int = 64) -> list[SuccessCounts]:
         steps = range(after + 1, self.current.assembled_step + 1)
         return [self.kept[step] for step in steps][:limit]
-
-    def evaluation_success_counts(self, label: str) -> SuccessCounts:
-        names = [request.prompt.prompt_id for request in self.evaluations[label]]
-        return success_counts_of(0, ((name, LEVEL[name], 8) for name in names))
-
-    def forget(self, label: str) -> None:
-        self.evaluations.pop(label, None)
 
     def selector_state(self) -> tuple[int, int, bytes]:
         return self.state
@@ -117,9 +99,8 @@ class Trained:
 
 
 def proposals_of(config: Config, buffer: Trained, prompts: Sequence[Prompt] = PROMPTS) -> Proposals:
-    embeddings = generator_for(1, len(prompts), "embeddings").normal(size=(len(prompts), 5)).astype(np.float32)
-    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in prompts), embed=lambda: embeddings)
-    proposals = make_proposals(config, prompts, pool, buffer)
+    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in prompts))
+    proposals = make_proposals(config, pool, buffer)
     assert proposals is not None
     return proposals
 
@@ -145,7 +126,7 @@ def prompts_of_run(config: Config, *, restarts: Sequence[int] = (), looks: int =
     return [buffer.asked(step) for step in range(1, config.run.num_steps + 1)]
 
 
-LEARNING = ["mopps", "kimi", "dots"]
+LEARNING = ["mopps", "kimi", "learnability"]
 
 
 @pytest.mark.parametrize("selector", LEARNING)
@@ -220,28 +201,6 @@ def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_witho
     assert {request.step for request in buffer.fresh[4:]} == {2}
 
 
-def test_a_step_waits_for_its_reference_prompts_and_a_scheduler_that_dies_meanwhile_asks_for_them_again() -> None:
-    config = make_config("dots", weight_sync_interval=1, reevaluation_interval=1, max_steps_ahead=0)
-    buffer = Trained(config)
-    buffer.unanswered = True
-    start(config, buffer).poll(0)
-    (label, first), *others = buffer.evaluations.items()
-    assert (label, others, buffer.fresh) == ("reference@1", [], [])
-    assert [(r.request_id, r.min_version) for r in first[:2]] == [
-        ("reference-000001-0000", 1),
-        ("reference-000001-0001", 1),
-    ]
-    assert len({request.prompt.prompt_id for request in first}) == 6
-    second = start(config, buffer)
-    second.poll(0)
-    assert list(buffer.evaluations.values()) == [first]
-    buffer.unanswered = False
-    second.poll(0)
-    assert len(buffer.asked(1)) == 4
-    assert buffer.evaluations == {}, "what was learnt of them is kept, so they are deleted"
-    assert buffer.state[0] == 1
-
-
 def test_further_rounds_of_a_step_take_the_next_prompts_of_its_proposal() -> None:
     config = make_config()
     buffer = Trained(config)
@@ -258,9 +217,9 @@ def test_further_rounds_of_a_step_take_the_next_prompts_of_its_proposal() -> Non
 
 
 def test_a_step_with_fewer_fresh_groups_takes_as_many_of_its_proposal() -> None:
-    """DOTS' replay: B = 4, of which half is replayed from step 3 on."""
+    """B = 4, of which half is replayed from step 3 on."""
     config = make_config("mopps")
-    algorithm = config.algorithm.model_copy(update={"composer": "dots", "options": {"share": 0.5, "first_step": 3}})
+    algorithm = config.algorithm.model_copy(update={"composer": "remix", "options": {"share": 0.5, "first_step": 3}})
     config = config.model_copy(update={"algorithm": algorithm})
     buffer = Trained(config)
     proposals = proposals_of(config, buffer)
@@ -296,7 +255,7 @@ def test_a_round_whose_outcomes_do_not_exist_yet_has_no_prompts() -> None:
 def test_the_uniform_order_needs_no_proposals() -> None:
     config = make_config("uniform")
     pool = PromptPool(prompt_ids=("a", "b"))
-    assert make_proposals(config, PROMPTS, pool, Trained(config)) is None
+    assert make_proposals(config, pool, Trained(config)) is None
 
 
 def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> None:

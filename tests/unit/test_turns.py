@@ -160,4 +160,4 @@ def test_a_prompt_turn_needs_a_prompt_and_context_needs_turns() -> None:
 
 def test_shared_prefixes_of_episodes_are_no_shared_states() -> None:
     with pytest.raises(ConfigError, match="responses of one turn"):
-        tree_credit(episodes(), np.ones(2), gae_lambda=0.0)
+        tree_credit(episodes(), np.ones(2))

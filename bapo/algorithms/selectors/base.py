@@ -10,8 +10,8 @@ those success counts), and a run that was killed asks for the same ones.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -37,8 +37,6 @@ class PromptPool:
     prompt_ids: tuple[str, ...]
     levels: Floats | None = None
     """[N] the task's own difficulty, easy is low; None: the task has no levels."""
-    embed: Callable[[], NDArray[np.float32]] | None = field(default=None, repr=False)
-    """Gives [N, D] frozen embeddings. Called once, by a selector that needs them."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -63,21 +61,11 @@ class PromptSelector(Method, ABC):
 
     learns = True
     """The buffer keeps for it what groups gave."""
-    embeds = False
-    """It needs `PromptPool.embed`: the learner makes embeddings before its first step."""
     _own: Any
 
     def __init__(self, own: Any, pool: PromptPool, *, seed: int, batch_size: int) -> None:
         """`own`: its Settings; `batch_size`: B. Raises: ConfigError if the pool is without what it needs."""
         self._own, self._pool, self._seed, self._batch_size = own, pool, seed, batch_size
-
-    def references(self, step: int) -> Indices:
-        """Prompts sampled only to be measured, before `propose(step, ...)`; by default none."""
-        del step
-        return np.empty(0, dtype=np.int64)
-
-    def observe_references(self, step: int, success_counts: SuccessCounts) -> None:
-        """What they gave; a reference whose group failed for good is missing."""
 
     @abstractmethod
     def propose(self, step: int, n: int) -> Indices:

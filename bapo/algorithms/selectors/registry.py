@@ -24,8 +24,3 @@ def load_selector(
 def learns(name: str) -> bool:
     """Whether the buffer must keep what groups gave. Raises: ConfigError."""
     return bool(SELECTOR.find(name).learns)
-
-
-def needs_embeddings(name: str) -> bool:
-    """Whether the learner makes embeddings before its first step. Raises: ConfigError."""
-    return bool(SELECTOR.find(name).embeds)

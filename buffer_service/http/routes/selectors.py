@@ -9,12 +9,11 @@ from fastapi import APIRouter, Body, Query, Response
 
 from bapo.core.errors import ContractError
 from bapo.core.frames import pack
-from bapo.core.success_counts import pack_success_counts, success_counts_of
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import allow
 from buffer_service.http.context import Here
 from buffer_service.http.routes.frames import BINARY, OCTETS
-from buffer_service.http.schemas import Name, Version
+from buffer_service.http.schemas import Version
 from buffer_service.state import SelectorState
 
 log = logging.getLogger(__name__)
@@ -38,16 +37,6 @@ def success_counts(
 ) -> Response:
     """Return the success counts of the fresh groups of the steps after `after`, oldest first, up to the first gap."""
     return Response(pack(here.service.store.success_counts(after, limit)), media_type=OCTETS)
-
-
-@router.get("/evaluations/{label}/success-counts", response_class=Response, responses=OUTCOMES)
-@allow(Role.EVALUATOR, Role.SCHEDULER)
-def evaluation_success_counts(label: Name, here: Here) -> Response:
-    """Return the success counts of one evaluation so far: a list of one, for step 0."""
-    store = here.service.store
-    records = store.records(store.evaluated(label))
-    packed = pack_success_counts(success_counts_of(0, (record.outcome for record in records if record is not None)))
-    return Response(pack([packed]), media_type=OCTETS)
 
 
 @router.get("/selector", response_class=Response, responses=STATE)

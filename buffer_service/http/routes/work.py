@@ -161,7 +161,7 @@ def collect(label: Name, here: Here) -> Response:
 
 
 @router.delete("/evaluations/{label}", status_code=204)
-@allow(Role.EVALUATOR, Role.SCHEDULER)
+@allow(Role.EVALUATOR)
 def forget(label: Name, here: Here) -> None:
     """Delete the groups and open requests of one evaluation."""
     here.service.store.forget(label)

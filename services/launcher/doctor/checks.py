@@ -19,7 +19,6 @@ from typing import Any, Literal
 import psutil
 from rich.console import Console
 
-from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.config.advice import lower
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
@@ -397,11 +396,6 @@ def image_problem(config: Config, *, shown: bool) -> str:
     has_vllm = config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is not None
     if reads and has_vllm and (missing := missing_package()):
         return f"model.path: {path} is a vision-language model: {missing}"
-    if shown and needs_embeddings(config.algorithm.selector) and config.selector.get("embeddings") is None:
-        return (
-            f"algorithm.selector = {config.algorithm.selector!r} embeds the text of prompts, and these have images; "
-            "choose another selector, or set selector.embeddings to a file of your own"
-        )
     return ""
 
 
