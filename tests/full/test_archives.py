@@ -7,13 +7,14 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from benchmarks.contrasts import at_budgets, pair_of
 from benchmarks.contrasts import markdown as lines_of
 from benchmarks.which_method import BEGIN, END, markdown, rows_of
-from studies.compare.accuracy import at_equal_responses
+from studies.compare.accuracy import at_equal_responses, means_at
 from studies.compare.gather import Compared, gather
 from studies.compare.tables import points
 
@@ -123,8 +124,18 @@ def test_the_contrasts_of_the_controls_are_those_of_the_records(controls: Compar
     check_contrasts(controls, "chain", "## Controls", "**1.")
 
 
+def test_the_table_of_tuning_is_that_of_the_records(tmp_path: Path) -> None:
+    methods = {method.name: method for method in unpacked("tuning", tmp_path).methods}
+    rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "## Tuning", "**The settings"))[1:]
+    assert [name for name, *_ in rows] == list(methods)
+    for name, _, *cells in rows:
+        found = [means_at(run, "chain", 30720) for run in methods[name].runs]
+        means = [100 * fmean(one.values()) for one in found if not isinstance(one, str)]
+        assert cells == [f"{value:.1f}" for value in (fmean(means), *means)], name
+
+
 def test_what_grpo_needs_for_the_accuracy_of_bapo_reuse_is_what_the_records_say(controls: Compared) -> None:
-    rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "**3. GRPO", "**4."))[1:]
+    rows = list(rows_between(Path("docs/studies/chain.md").read_text(), "**3. GRPO", "## Tuning"))[1:]
     pair = pair_of(controls, "grpo-61k", "grpo-61k")
     for (_, found, _), (_, accuracy) in zip(
         at_budgets([pair], "chain", [30720, 38400, 46080, 53760, 61440]), rows, strict=True
