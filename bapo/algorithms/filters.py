@@ -1,18 +1,15 @@
 """The online filter: which fresh groups become X1 (docs/paper.md, Eq. 5; appendix A.3 of the paper).
 
-range           groups whose rewards differ; in {0, 1}: 1/G <= mu <= (G-1)/G       the paper's default
-gaussian        range, then each group stays with probability p(mu), by its own draw
-gaussian_quota  range, then floor(share * |X_on| * w_k) groups of each level k, w_k ~ p(k/G); k is the nearest of
-                1 .. G - 1 to the sum of the rewards
-uniform         floor(share * |X_on|) groups, whatever their rewards: the paper's negative control
-none            all groups: GRPO
+range     groups whose rewards differ; in {0, 1}: 1/G <= mu <= (G-1)/G       the paper's default
+gaussian  range, then each group stays with probability p(mu), by its own draw
+uniform   floor(share * |X_on|) groups, whatever their rewards: the paper's negative control
+none      all groups: GRPO
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from bapo.algorithms.composer import Reason
@@ -61,21 +58,6 @@ def keep_probability(mu: float, center: float, width: float) -> float:
     return math.exp(-((mu - center) ** 2) / (2 * width**2))
 
 
-def nearest_level(stat: GroupStat) -> int:
-    """k of 1 .. G - 1 next to the sum of the rewards of an informative group; halves go up."""
-    return min(stat.size - 1, max(1, math.floor(stat.reward_sum + 0.5 + TOLERANCE)))
-
-
-def level_quotas(levels: Sequence[int], group_size: int, center: float, width: float, num: float) -> dict[int, int]:
-    """Level k -> floor(num * w_k), where the weights w_k ~ p(k/G) of the given levels sum to 1."""
-    distances = {k: abs(k / group_size - center) for k in levels}
-    nearest = min(distances.values(), default=0.0)
-    # p(k/G) / p(nearest level): a narrow p leaves all weight to the nearest levels instead of none to any.
-    weights = {k: math.exp(-(d - nearest) * (d + nearest) / (2 * width) / width) for k, d in distances.items()}
-    total = sum(weights.values())
-    return {k: _whole(num * weight / total) for k, weight in weights.items()}
-
-
 def _range(_settings: AlgorithmConfig, fresh: Sequence[GroupStat], _rng: random.Random) -> Kept:
     return [stat for stat in fresh if is_informative(stat)]
 
@@ -86,44 +68,19 @@ def _gaussian(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random
     return [stat for stat in informative if rng.random() < keep_probability(stat.mu, center, width)]
 
 
-def _gaussian_quota(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
-    at_level: defaultdict[int, list[GroupStat]] = defaultdict(list)
-    for stat in _range(settings, fresh, rng):
-        at_level[nearest_level(stat)].append(stat)
-    quotas = level_quotas(
-        sorted(at_level),
-        settings.group_size,
-        settings.gaussian_center,
-        settings.gaussian_width,
-        settings.gaussian_share * len(fresh),
-    )
-    chosen = [stat for k, num in quotas.items() for stat in rng.sample(at_level[k], min(num, len(at_level[k])))]
-    return _in_order(chosen, fresh)
-
-
 def _uniform(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
-    num = _whole(settings.uniform_share * len(fresh))
-    return _in_order(rng.sample(list(fresh), num), fresh)
+    num = math.floor(settings.uniform_share * len(fresh) + TOLERANCE)  # 0.29 * 100 = 28.999... counts as 29
+    chosen = {stat.group_id for stat in rng.sample(list(fresh), num)}
+    return [stat for stat in fresh if stat.group_id in chosen]
 
 
 def _none(_settings: AlgorithmConfig, fresh: Sequence[GroupStat], _rng: random.Random) -> Kept:
     return list(fresh)
 
 
-def _whole(count: float) -> int:
-    """Floor, except that 0.29 * 100 = 28.999... counts as 29."""
-    return math.floor(count + TOLERANCE)
-
-
-def _in_order(chosen: Sequence[GroupStat], fresh: Sequence[GroupStat]) -> Kept:
-    ids = {stat.group_id for stat in chosen}
-    return [stat for stat in fresh if stat.group_id in ids]
-
-
 FILTERS: dict[str, Callable[[AlgorithmConfig, Sequence[GroupStat], random.Random], Kept]] = {
     "range": _range,
     "gaussian": _gaussian,
-    "gaussian_quota": _gaussian_quota,
     "uniform": _uniform,
     "none": _none,
 }

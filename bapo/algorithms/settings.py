@@ -46,14 +46,12 @@ class AlgorithmConfig(Frozen):
     """Of c2 and c3 by r_tot (docs/paper.md); `fixed`: the low ends."""
     r_tot_decay: float = Field(0.0, ge=0, lt=1)
     """Weight of the previous r_tot in a moving average."""
-    online_filter: Literal["range", "gaussian", "gaussian_quota", "uniform", "none"] = "range"
+    online_filter: Literal["range", "gaussian", "uniform", "none"] = "range"
     """Which fresh groups become X1 (appendix A.3); `none`: all, as GRPO."""
     gaussian_center: float = 0.5
     """mu_f of `gaussian`."""
     gaussian_width: float = Field(0.2, gt=0)
     """sigma_f of `gaussian`."""
-    gaussian_share: float = Field(0.75, gt=0, le=1)
-    """Share of fresh groups kept by `gaussian_quota`."""
     uniform_share: float = Field(0.6, gt=0, le=1)
     """Share of fresh groups kept by `uniform`."""
     use_x2: bool = True

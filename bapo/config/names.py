@@ -161,6 +161,7 @@ FIXED: dict[str, object] = {
     "rollout.report_timeout_s": 30.0,
     "diagnostics.warn_cooldown_steps": 20,
     "diagnostics.quiet_steps": 20,
+    "algorithm.gaussian_share": 0.75,  # of a filter that is gone; every config had it
 }
 """Former key -> the value that it always has now. Recorded configs have them; another value is refused."""
 

@@ -58,7 +58,7 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         c1=st.sampled_from([0.0, 1 / 8, 1 / 4, 1 / 2]),
         threshold_schedule=st.sampled_from(["eq8", "inverted", "official", "fixed"]),
         r_tot_decay=st.sampled_from([0.0, 0.5]),
-        online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
+        online_filter=st.sampled_from(["range", "gaussian", "uniform", "none"]),
         x3_policy=st.sampled_from(["window", "youngest"]),
         use_x2=st.just(True) if name == "pilot_commit" else st.booleans(),
         use_x3=st.booleans(),

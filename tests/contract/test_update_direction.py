@@ -39,7 +39,11 @@ SHAPES = {
     "luffy": ("ABE", ""),  # E is an expert's row, under the same baseline
 }
 """Composer -> rows of a group, and which of them were sampled for an earlier batch."""
-CASES = [*((name, ()) for name in preset_names()), ("areal", ("--loss.ratio_mode=interpolated",))]
+CASES = [
+    *((name, ()) for name in preset_names()),
+    ("areal", ("--loss.ratio_mode=interpolated",)),
+    ("bapo", ("--loss.name=balanced_clip", "--loss.dual_clip=3.0")),
+]
 
 
 def small(name: str, path: Path, overrides: tuple[str, ...]) -> Config:

@@ -345,16 +345,14 @@ def test_agents_reach_the_address_of_agents_and_nothing_else(tmp_path: Path, sec
     assert ingress["tls"][0]["hosts"] == [rule["host"] for rule in ingress["rules"]]
 
 
-PARAMETERS = {"1.5b": 1.78e9, "8b": 8.19e9, "32b": 32.76e9, "70b": 70.55e9}
-"""DeepSeek-R1-Distill-Qwen-1.5B, Qwen3-8B, Qwen3-32B, Llama-3-70B."""
+PARAMETERS = {"1.5b": 1.78e9, "8b": 8.19e9}
+"""DeepSeek-R1-Distill-Qwen-1.5B, Qwen3-8B."""
 GPU_BYTES = 79 << 30
 """Of a GPU of 80 GB, as CUDA counts."""
 
 
 @pytest.mark.parametrize("size", PARAMETERS)
-def test_sizes_are_at_least_what_the_parameters_need(
-    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_are_at_least_what_the_parameters_need(size: str, tmp_path: Path) -> None:
     found = with_components(tmp_path, f"sizes/{size}")
     assert [complaints(manifest) for manifest in found if is_core(manifest) and complaints(manifest)] == []
     by_name = {(each["kind"], each["metadata"]["name"]): each for each in found}
@@ -370,11 +368,8 @@ def test_sizes_are_at_least_what_the_parameters_need(
     (learner,), (wait, doctor) = job["template"]["spec"]["containers"], job["template"]["spec"]["initContainers"]
     assert (wait["name"], doctor["name"]) == ("wait", "doctor")
     assert doctor["resources"] == learner["resources"]
-    for name, value in ((each["name"], each.get("value", "0")) for each in learner["env"]):
-        monkeypatch.setenv(name, value)
-    hosts, limits = job.get("completions", 1), learner["resources"]["limits"]
-    assert nodes_of().number == hosts
-    assert hosts * int(limits["nvidia.com/gpu"]) == config.learner.num_ranks
+    limits = learner["resources"]["limits"]
+    assert int(limits["nvidia.com/gpu"]) == config.learner.num_ranks
     (shm,) = [each["emptyDir"]["sizeLimit"] for each in job["template"]["spec"]["volumes"] if each["name"] == "shm"]
     assert gib(limits["memory"]) >= learner_gib(config, parameters) + gib(shm)
     assert learner_bytes(config, parameters) / config.learner.num_ranks < 0.6 * GPU_BYTES, "activations come on top"
@@ -392,8 +387,8 @@ def test_sizes_are_at_least_what_the_parameters_need(
 
 
 def gib(quantity: str) -> float:
-    """Of Kubernetes' quantity, `512Gi` or `2Ti`."""
-    return float(quantity[:-2]) * {"Gi": 1, "Ti": 1024}[quantity[-2:]]
+    """Of Kubernetes' quantity, `512Gi`."""
+    return float(quantity.removesuffix("Gi"))
 
 
 def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_is_exported() -> None:

@@ -50,6 +50,7 @@ IN_NO_PRESET: dict[str, tuple[str, Sections]] = {
     "uncapped": ("tis-sequence", {"loss": {"importance_cap": None}}),
     "balanced_code": ("balanced-clip", {"loss": {"options": {"metric": "code", "target": 1.0}}}),
     "balanced_gradient": ("balanced-clip", {"loss": {"options": {"metric": "gradient"}}}),
+    "bapo_balanced": ("bapo", {"loss": {"name": "balanced_clip", "dual_clip": 3.0}}),
     "k1": ("bapo", {"loss": {"kl_estimator": "k1", "kl_coef": 0.1}}),
     "k3": ("bapo", {"loss": {"kl_estimator": "k3", "kl_coef": 0.1}}),
     "is_rev": ("bapo", {"loss": {"kl_estimator": "is_rev", "kl_coef": 0.1}}),

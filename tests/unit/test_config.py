@@ -161,7 +161,10 @@ def test_the_papers_letters_and_the_names_of_earlier_runs_are_accepted(
 
 
 def test_a_former_setting_is_read_where_it_has_the_value_that_it_always_has_now(write: Write) -> None:
-    recorded = write("[autoscaling]\nheadroom = 0.1\nwait_high = 0.1\n[diagnostics]\nquiet_steps = 20\n")
+    recorded = write(
+        "[autoscaling]\nheadroom = 0.1\nwait_high = 0.1\n[diagnostics]\nquiet_steps = 20\n"
+        "[algorithm]\ngaussian_share = 0.75\n"  # in every archive of docs/studies
+    )
     assert load_config([recorded], []) == load_config([], [])
     (line,) = problems([write("[autoscaling]\nheadroom = 0.3\n")], [])
     assert line.endswith("autoscaling.headroom: unknown key; it is no longer a setting, and always 0.1")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bapo.algorithms.thresholds import scheduled_window
 from bapo.config.layers import dotted, flatten, preset_layers
 from bapo.config.load import load_config
 from bapo.config.tree import Config
@@ -106,6 +107,24 @@ def test_bapo_official_is_the_released_script() -> None:
     assert algorithm.threshold_schedule == "fixed"
     assert (loss.ratio_mode, loss.advantage_norm, loss.importance_cap) == ("official", "std_ddof1", 3.0)
     assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.aggregation) == (0.2, 0.28, 10.0, "token_mean")
+
+
+FIXED_LOW = (
+    "--algorithm.threshold_schedule=fixed", "--algorithm.c2_range=[0,0.5]", "--algorithm.drop_zero_variance_x3=false",
+)  # fmt: skip
+"""As docs/paper.md has it (Decisions)."""
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "window", "drops"),
+    [("bapo", FIXED_LOW, (0.0, 0.25), False), ("bapo-fixed-high", (), (0.375, 0.5), True)],
+)
+def test_the_fixed_rows_of_table_2_are_settings_alone(
+    name: str, overrides: tuple[str, ...], window: tuple[float, float], drops: bool
+) -> None:
+    algorithm = load_config([name], overrides).algorithm
+    assert [scheduled_window(algorithm, r_tot) for r_tot in (None, 0.0, 1.0)] == [window] * 3
+    assert algorithm.drop_zero_variance_x3 is drops
 
 
 def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The online filter of appendix A.3: vectors V11 and the five modes."""
+"""The online filter of appendix A.3: vectors V11 and the four modes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from bapo.algorithms.filters import filtered_fresh, keep_probability, level_quotas, online_filter
+from bapo.algorithms.filters import filtered_fresh, keep_probability, online_filter
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat
 from tests.support.factories import make_stat
@@ -39,21 +39,17 @@ def test_gaussian_keep_probabilities_are_those_of_the_vectors() -> None:
     assert [keep_probability(k / 8, 0.5, 0.2) for k in range(9)] == pytest.approx(want, abs=1e-6)
 
 
-def test_quota_weights_and_quotas_are_those_of_the_vectors() -> None:
-    want = vector("V11.gaussian_accept_prob_k0..8")
+def test_gaussian_weights_of_the_levels_with_a_signal_are_those_of_the_vectors() -> None:
+    want = vector("V11.gaussian_accept_prob_k0..8")["normalised_k1_7"]
     weights = [keep_probability(k / 8, 0.5, 0.2) for k in range(1, 8)]
-    assert [weight / sum(weights) for weight in weights] == pytest.approx(want["normalised_k1_7"], abs=1e-6)
-    quotas = level_quotas(range(1, 8), 8, 0.5, 0.2, 0.75 * 256)
-    assert list(quotas.values()) == want["quota_B256_ratio0_75"]
+    assert [weight / sum(weights) for weight in weights] == pytest.approx(want, abs=1e-6)
 
 
 def test_the_released_weights_are_the_same_curve_over_levels_0_to_7_around_their_midpoint() -> None:
-    """Two levels wide. It draws 75 % of the responses; ours draws groups that have a signal (docs/methods.md)."""
+    """Two levels wide. It draws 75 % of the responses; ours draws groups that have a signal (docs/paper.md)."""
     want, center, width = vector("V11.official_gaussian_levels0_7_sigma2"), 3.5 / 8, 2 / 8
     weights = [keep_probability(k / 8, center, width) for k in range(8)]
     assert [weight / sum(weights) for weight in weights] == pytest.approx(want["w"], abs=1e-6)
-    quotas = level_quotas(range(8), 8, center, width, 0.75 * 2048)
-    assert list(quotas.values()) == want["quota_2048x0_75"]
 
 
 def test_gaussian_keeps_each_level_as_often_as_its_probability() -> None:
@@ -68,22 +64,6 @@ def test_gaussian_keeps_each_level_as_often_as_its_probability() -> None:
         assert abs(kept[k] - num * probability) < four_sigma
 
 
-def test_gaussian_quota_takes_at_most_the_quota_and_at_most_what_is_there() -> None:
-    settings = AlgorithmConfig(online_filter="gaussian_quota", batch_size=256)
-    # 254 groups of level 4 and one each of 1 and 0: weights of levels {1, 4} are p = 0.172422 and 1.
-    fresh = stats(1, *[4] * 254, 0)
-    kept = Counter(round(stat.reward_sum) for stat in online_filter(settings, fresh, Random(0)))
-    assert kept == {1: 1, 4: 163}  # floor(192 / 1.172422) = 163; level 1 may have 28, but there is 1
-
-
-@pytest.mark.parametrize("width", [0.009, 0.001, 1e-200])
-def test_a_narrow_quota_leaves_all_weight_to_the_levels_next_to_its_centre(width: float) -> None:
-    assert level_quotas([1, 4, 7], 8, 0.5, width, 12) == {1: 0, 4: 12, 7: 0}
-    assert level_quotas([1, 3, 5], 8, 0.5, width, 15) == {1: 0, 3: 7, 5: 7}  # half of 15 each
-    assert level_quotas([1, 2], 8, 0.5, width, 9) == {1: 0, 2: 9}
-    assert level_quotas([], 8, 0.5, width, 9) == {}
-
-
 def test_uniform_asks_no_question_about_quality() -> None:
     settings = AlgorithmConfig(online_filter="uniform")
     fresh = stats(*[0] * 5, *[8] * 5)
@@ -94,7 +74,7 @@ def test_uniform_asks_no_question_about_quality() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["range", "gaussian", "gaussian_quota", "uniform", "none"])
+@pytest.mark.parametrize("mode", ["range", "gaussian", "uniform", "none"])
 def test_every_filter_keeps_the_order_and_repeats_with_the_same_seed(mode: str) -> None:
     settings = AlgorithmConfig.model_validate({"online_filter": mode})
     fresh = stats(*[k for k in range(9) for _ in range(20)])

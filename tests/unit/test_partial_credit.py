@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bapo.algorithms.composer import AssemblyView, Reason
-from bapo.algorithms.filters import filtered_fresh, nearest_level, online_filter
+from bapo.algorithms.filters import filtered_fresh, online_filter
 from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat, num_correct
@@ -65,8 +65,6 @@ def test_for_binary_rewards_the_rule_is_eq_5(size: int) -> None:
         assert is_informative(stat) == (1 <= k <= size - 1)
         assert is_all_incorrect(stat) == (k == 0)
         assert is_all_correct(stat) == (k == size)
-        if 1 <= k <= size - 1:
-            assert nearest_level(stat) == k
 
 
 def test_rounding_is_no_difference() -> None:
@@ -113,15 +111,6 @@ def test_a_prompt_is_newly_solved_by_a_correct_response_and_not_by_partial_credi
 
 
 # -- filters
-
-
-def test_a_quota_counts_an_informative_group_to_its_nearest_level_with_a_signal() -> None:
-    def level(*rewards: float) -> int:
-        return nearest_level(make_stat(rewards=rewards))
-
-    assert level(0, 0.1, 0.1, 0.1) == 1  # sum .3: level 0 has no informative group
-    assert level(0.9, 1, 1, 1) == 3  # 3.9: nor has level G
-    assert (level(0.5, 0, 0, 1), level(0.5, 0, 1, 1), level(0.4, 0, 0, 1)) == (2, 3, 1)
 
 
 def test_the_gaussian_weighs_a_group_by_its_mean() -> None:
