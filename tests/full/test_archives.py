@@ -122,6 +122,7 @@ def test_the_contrasts_of_the_mixture_are_those_of_the_records(tmp_path: Path) -
 
 def test_the_contrasts_of_the_controls_are_those_of_the_records(controls: Compared) -> None:
     check_contrasts(controls, "chain", "## Controls", "**1.")
+    check_contrasts(controls, "chain", "**The settings of before", "So the lead")
 
 
 def test_the_table_of_tuning_is_that_of_the_records(tmp_path: Path) -> None:
