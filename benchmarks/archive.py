@@ -3,10 +3,10 @@
     python -m benchmarks.archive outputs/study-controls docs/studies/controls.tar.xz
     python -m benchmarks.archive outputs/study-chain docs/studies/chain.tar.xz --groups
 
-Per run: its configuration, run.json without what belongs to the machine, evaluations.jsonl, what `bapo compare` reads of
-metrics.jsonl (reward, entropy, gradient norm, composition, updates, times) and ledger.json, the responses of each step.
-With --groups, instead of the ledger, the records of every group without their times, which the tables of composition,
-first visits and unlocked prompts need, and all metrics without off-policy diagnostics.
+Per run: its configuration, run.json without what belongs to the machine, evaluations.jsonl, what `bapo compare` reads
+of metrics.jsonl (reward, entropy, gradient norm, composition, updates, times) and ledger.json, the responses of each
+step. With --groups, instead of the ledger, the records of every group without their times, which the tables of
+composition, first visits and unlocked prompts need, and all metrics without off-policy diagnostics.
 
 Runs that did not finish are left out, and named. Two runs of this program write the same bytes.
 """
@@ -40,8 +40,8 @@ GROUP_TIMES = ("sample_s", "grade_s", "claimed_at")
 OF_THE_MACHINE = ("pid", "host", "command", "addresses", "processes", "gpus")
 DIAGNOSTICS = ("divergences", "bounds")
 COMPARED = (
-    "step", "policy_version", "reward_mean", "x1", "x2", "x3", "batch_size", "num_updates", "num_bad", "num_high", "entropy",
-    "grad_norm", "loss", "num_responses", "step_s", "update_s", "prox_s", "time",
+    "step", "policy_version", "reward_mean", "x1", "x2", "x3", "batch_size", "num_updates", "num_bad", "num_high",
+    "entropy", "grad_norm", "loss", "num_responses", "step_s", "update_s", "prox_s", "time",
 )  # fmt: skip
 """Kept of metrics.jsonl without --groups."""
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 28}]
