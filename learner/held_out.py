@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from bapo.config.tree import Config
 from bapo.core.text import percent
-from bapo.runtime.run_directory.best import Measured, best_first, last_improvement, measured
+from bapo.runtime.run_directory.best import Measured, best_steps, last_improvement, measured
 from bapo.runtime.run_directory.layout import RunDirectory
 
 
@@ -39,8 +39,9 @@ class HeldOut:
             return set()
         found = self._found()
         newest = max((one.step for one in found), default=0)
-        best = best_first(one for one in found if one.step in steps)[:number]
-        return {one.step for one in best} | {step for step in steps if step > newest and self.will_be_measured(step)}
+        return best_steps(found, steps, number) | {
+            step for step in steps if step > newest and self.will_be_measured(step)
+        }
 
     def reason_to_end(self, step: int) -> str:
         """Why the run ends after this step, before its last one: by `evaluation.patience`; empty if it does not.

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from bapo.config.load import dump_toml, load_resolved
 from bapo.core.text import duration
 from bapo.runtime.process import Interrupts, dying_with_parent
-from bapo.runtime.run_directory.best import best_first, measured
+from bapo.runtime.run_directory.best import best_steps, measured
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from studies.plan import PlannedRun, Study
@@ -278,11 +278,9 @@ def tidy(run: RunDirectory) -> None:
     `checkpoint.keep_best` stay."""
     for folder in NOT_KEPT:
         shutil.rmtree(run.path / folder, ignore_errors=True)
-    config = load_resolved(run.config_path)
-    steps = run.checkpoint_steps()
-    found = [one for one in measured(run.read_evaluations(), config.evaluation.best_measure) if one.step in steps]
-    best = {one.step for one in best_first(found)[: config.checkpoint.keep_best]}
-    for step in set(steps[:-1]) - best:
+    config, steps = load_resolved(run.config_path), run.checkpoint_steps()
+    found = measured(run.read_evaluations(), config.evaluation.best_measure)
+    for step in set(steps[:-1]) - best_steps(found, steps, config.checkpoint.keep_best):
         shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from bapo.config.check import listening_sections
+from bapo.config.check import free_port_overrides
 from bapo.config.load import load_config
 from bapo.config.tree import LATEST, Config, RunConfig
 from bapo.core.errors import ConfigError
@@ -88,8 +88,7 @@ def load_named(tokens: Sequence[str] | None, *, free_ports: bool = False) -> Con
     files, overrides = split_tokens(tokens or [])
     if free_ports:
         with_agents = load_config(files, overrides).agents is not None
-        sections = listening_sections(with_agents=with_agents)
-        overrides = [*(f"--{section}.port=0" for section in sections), *overrides]
+        overrides = [*free_port_overrides(with_agents=with_agents), *overrides]
     config = load_config(files, overrides)
     if config.run.name != AUTO:
         return config

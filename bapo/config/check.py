@@ -94,6 +94,11 @@ def listening_sections(*, with_agents: bool) -> list[str]:
     return [section for section in sections if with_agents or section != "agents"]
 
 
+def free_port_overrides(*, with_agents: bool) -> list[str]:
+    """Command-line tokens after which a run listens on free ports."""
+    return [f"--{section}.port=0" for section in listening_sections(with_agents=with_agents)]
+
+
 def _with_optional(section: BaseModel) -> BaseModel:
     found: dict[str, BaseModel] = {}
     for name, field in type(section).model_fields.items():

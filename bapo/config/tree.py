@@ -138,7 +138,12 @@ class TaskConfig(Frozen):
 
     def is_judge(self, function: str) -> bool:
         """Whether a model gives this reward of `reward_functions`."""
-        return str(self.options.get("reward") if function == OWN else function).startswith(JUDGE)
+        return self.rubric_of(function) is not None
+
+    def rubric_of(self, function: str) -> str | None:
+        """The rubric file of a reward of `reward_functions`; None: no model gives it."""
+        name = str(self.options.get("reward") if function == OWN else function)
+        return name.removeprefix(JUDGE) if name.startswith(JUDGE) else None
 
     @property
     def reward_functions(self) -> tuple[str, ...]:
@@ -418,13 +423,19 @@ class Config(Frozen):
                     "have (max_response_tokens)"
                 )
 
+    @property
+    def choose_by_measurement(self) -> list[str]:
+        """Keys of the settings, of those given, that choose weights by held-out measurements."""
+        given = {
+            "checkpoint.keep_best": self.checkpoint.keep_best > 0,
+            "evaluation.patience": self.evaluation.patience is not None,
+        }
+        return [key for key, is_set in given.items() if is_set]
+
     @model_validator(mode="after")
     def the_best_is_measured(self) -> Self:
-        for key, is_set in (
-            ("checkpoint.keep_best", self.checkpoint.keep_best > 0),
-            ("evaluation.patience", self.evaluation.patience is not None),
-        ):
-            if is_set and self.evaluation.every == 0:
+        for key in self.choose_by_measurement:
+            if self.evaluation.every == 0:
                 raise ValueError(
                     f"{key} with evaluation.every = 0: nothing is measured during the run; set evaluation.every to the "
                     f"steps between measurements, or remove {key}"

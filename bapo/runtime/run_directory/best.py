@@ -8,7 +8,7 @@ The best of many measurements is optimistic: its own mean is partly luck. Does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,11 @@ def _sampled_after(row: Mapping[str, Any]) -> tuple[int, int] | None:
 def best_first(found: Iterable[Measured]) -> list[Measured]:
     """The highest mean first; of equal ones the earlier."""
     return sorted(found, key=lambda one: (-one.mean, one.step))
+
+
+def best_steps(found: Iterable[Measured], steps: Collection[int], number: int) -> set[int]:
+    """Of the checkpoints after these steps, the `number` that measured best: those of `checkpoint.keep_best`."""
+    return {one.step for one in best_first(one for one in found if one.step in steps)[:number]}
 
 
 def best_of(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> Measured | None:

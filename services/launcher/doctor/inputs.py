@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from bapo.config.check import listening_sections
+from bapo.config.check import free_port_overrides
 from bapo.config.load import dump_toml, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, RecordError
@@ -105,8 +105,8 @@ def listen_on_free_ports(run: RunDirectory, config: Config) -> Config:
 
     Raises: RecordError, StorageError.
     """
-    ports = [f"--{section}.port=0" for section in listening_sections(with_agents=config.agents is not None)]
-    moved, path, known = load_resolved(run.config_path, ports), run.path / FILE, _read(run.path / FILE)
+    ports, path = free_port_overrides(with_agents=config.agents is not None), run.path / FILE
+    moved, known = load_resolved(run.config_path, ports), _read(path)
     was_recorded = known is not None and known.get(_CONFIG, {}).get("digest") == digest_of(run.config_path)
     with storing(run.config_path):
         replace_file(run.config_path, dump_toml(moved).encode())
