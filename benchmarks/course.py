@@ -4,7 +4,7 @@
 
 The mean reward of the fresh groups of a step is the accuracy on prompts of the training set with the weights of that
 step, at no cost; as long as no prompt was seen before, it is that on held-out ones. Methods that choose their prompts
-(`learnability`, `pilot-commit`) show the accuracy on those.
+show the accuracy on those.
 """
 
 from __future__ import annotations

@@ -144,9 +144,6 @@ class Reason(Word):
     NO_VARIANCE = "no_variance", "all rewards are the same fraction between 0 and 1: no advantage"
     NOT_USED = "not_used", "re-evaluated, but the algorithm, or its ablation, does not use such groups"
     SURPLUS = "surplus", "informative, but the rounds of its step have filled the batch without it"
-    PROMISING = "promising", "a pilot: the rest of its group will be sampled"
-    DEFERRED = "deferred", "a pilot: a new prompt is expected to be more informative than the rest of its group"
-    COMPLETED = "completed", "a pilot: trains with the rest of its group"
     STALE = "stale", "sampled more than cadence.max_staleness steps ago: dropped, and its prompt is re-sampled"
 
 
@@ -210,16 +207,6 @@ class Composer(Method, ABC):
     def fresh_schedule(self) -> FreshSchedule:
         """Fresh groups of each step: B, less those in whose place stored ones train."""
         return FreshSchedule(phases=((1, self._settings.batch_size),))
-
-    @property
-    def fresh_size(self) -> int:
-        """Responses of a fresh request."""
-        return self._settings.group_size
-
-    @property
-    def reevaluated_size(self) -> int:
-        """Responses of a re-evaluation."""
-        return self._settings.group_size
 
     @property
     def decides_by(self) -> tuple[str, ...]:

@@ -11,14 +11,9 @@ Fractional rewards travel as float32: their sum is right to about G * 6e-8, far 
 from __future__ import annotations
 
 import math
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from bapo.core.types import GroupStat
 
-Number = TypeVar("Number", float, NDArray[np.float64])
 TOLERANCE = 1e-6
 """In units of k. Less than any real difference between two levels, more than the rounding of c * G and of k."""
 
@@ -54,9 +49,3 @@ def is_all_incorrect(stat: GroupStat) -> bool:
 def levels_within(low: float, high: float, group_size: int) -> range:
     """The levels k of a group with binary rewards that satisfy low <= k/G <= high; empty if the window misses all."""
     return range(math.ceil(low * group_size - TOLERANCE), math.floor(high * group_size + TOLERANCE) + 1)
-
-
-def expected_variance(a: Number, b: Number) -> Number:
-    """E[p (1 - p)], the variance of a 0/1 reward, for a pass rate p ~ Beta(a, b); 0 where a or b is 0."""
-    total = a + b
-    return a * b / (total * (total + 1))

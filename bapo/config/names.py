@@ -162,6 +162,10 @@ FIXED: dict[str, object] = {
     "diagnostics.warn_cooldown_steps": 20,
     "diagnostics.quiet_steps": 20,
     "algorithm.gaussian_share": 0.75,  # of a filter that is gone; every config had it
+    "loss.x2_weight": 1.0,
+    "loss.x3_weight": 1.0,
+    "loss.x3_baseline": "stored",
+    "loss.x3_min_ess": "null",
 }
 """Former key -> the value that it always has now. Recorded configs have them; another value is refused."""
 

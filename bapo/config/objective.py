@@ -62,15 +62,6 @@ class LossConfig(Frozen):
     """Mask a response if any token has anchor / alpha below this."""
     importance_denominator: Literal["all", "kept"] = "all"
     """Of the mean with masking: all tokens (AReaL), or the kept ones (verl)."""
-    x2_weight: float = Field(1.0, ge=0)
-    """Factor on advantages of X2."""
-    x3_weight: float = Field(1.0, ge=0)
-    """Factor on advantages of X3."""
-    x3_baseline: Literal["stored", "current"] = "stored"
-    """Advantages of X3 from the stored rewards (eq. 2), or from J, the mean reward of pi_theta_t by importance
-    sampling; then groups with J outside [1/2G, 1 - 1/2G] are skipped."""
-    x3_min_ess: float | None = Field(None, gt=0, le=1)
-    """Skip X3 groups with a smaller effective sample size; null: none."""
     kl_coef: float = Field(0.001, ge=0)
     """beta of eqs. 1 and 3."""
     kl_ref: Literal["behavior", "reference", "convex"] = "behavior"
@@ -87,11 +78,6 @@ class LossConfig(Frozen):
     def masks(self) -> bool:
         """Whether rows or tokens may be masked by their importance weight."""
         return self.importance_mode == "mask" or self.importance_veto is not None
-
-    @property
-    def weighs_reused(self) -> bool:
-        """Whether X3 groups are skipped, or compared with a baseline, under pi_theta_t."""
-        return self.x3_min_ess is not None or self.x3_baseline == "current"
 
     @property
     def has_own_baseline(self) -> bool:
@@ -139,25 +125,6 @@ class LossConfig(Frozen):
             raise ValueError("importance_mode = mask has no bound; set importance_cap, importance_floor or both")
         if self.importance_floor is not None and self.importance_floor >= (self.importance_cap or float("inf")):
             raise ValueError(f"importance_floor = {bounds[0]} is not below importance_cap = {bounds[1]}; lower it")
-        return self
-
-    @model_validator(mode="after")
-    def reused_groups_can_be_weighed(self) -> Self:
-        if self.weighs_reused and self.ratio_mode != "decoupled":
-            raise ValueError(
-                "x3_min_ess and x3_baseline = current need pi_theta_t, which ratio_mode = "
-                f"{self.ratio_mode} does not evaluate for reused groups; set ratio_mode = decoupled"
-            )
-        if self.x3_baseline == "current" and self.advantage != "group":
-            raise ValueError(
-                f"x3_baseline = current changes group advantages, which advantage = {self.advantage} replaces; set "
-                "advantage = group, or x3_baseline = stored"
-            )
-        if self.x3_baseline == "current" and (self.advantage_norm != "pop_var" or self.has_own_baseline):
-            raise ValueError(
-                "x3_baseline = current has the baseline and deviation of its own group; set advantage_norm = pop_var, "
-                "advantage_batch_norm = false, advantage_pool = mixed and advantage_pass_k = 1"
-            )
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from contrib.gae.advantage import Gae
 from learner.advantages.formulas import gae, whitened
-from learner.advantages.of_batch import entry_factor, shaped_rewards
+from learner.advantages.of_batch import shaped_rewards
 from learner.batch.microbatch import MicroBatch
 from learner.distributed.shard_files import (
     MODEL,
@@ -132,7 +132,7 @@ class CriticTrainer(UpdateHook):
         seen_M = np.repeat(inputs.active_R, columns.lengths_R)
         advantage_M[seen_M] = whitened(advantage_M[seen_M])
         advantage_M[~seen_M] = 0.0
-        factor_E = np.array([entry_factor(entry, self.config.loss) for entry in entries])
+        factor_E = np.array([entry.weight for entry in entries])
         advantage_M *= np.repeat(factor_E[columns.group_R], columns.lengths_R)
         return advantage_M.astype(np.float32), return_M.astype(np.float32)
 

@@ -1,6 +1,6 @@
 """ADV: advantage per response from the rewards of a batch (docs/paper.md, Eq. 2).
 
-stored rewards -> shaped (shaping) -> minus the baseline of their group -> times weights of origin and entry
+stored rewards -> shaped (shaping) -> minus the baseline of their group -> times the weight of their entry
                -> normalized over the batch, if configured
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
-from bapo.core.types import Batch, BatchEntry, Origin, Outcome
+from bapo.core.types import Batch, BatchEntry, Outcome
 from learner.advantages.base import Advantage
 from learner.advantages.formulas import (
     batch_normalised,
@@ -62,12 +62,6 @@ def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
     return rewards
 
 
-def entry_factor(entry: BatchEntry, settings: LossConfig) -> float:
-    """Weight of the entry times that of its origin."""
-    by_origin = {Origin.X1: 1.0, Origin.X2: settings.x2_weight, Origin.X3: settings.x3_weight}
-    return entry.weight * by_origin[entry.origin]
-
-
 def left_out(batch: Batch, config: Config) -> Bools:
     """[R] responses excluded from loss and denominators: truncated ones, with `shaping.overlong_filter`; and episodes
     without a token that is young enough."""
@@ -90,7 +84,7 @@ def _of_entry(entry: BatchEntry, rewards: Float64s, settings: LossConfig) -> Flo
     advantages = pooled_advantages(
         rewards, fresh, settings.advantage_pool, settings.advantage_norm, settings.advantage_eps
     )
-    return entry_factor(entry, settings) * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
+    return entry.weight * pass_k_weights(entry.group.rewards, settings.advantage_pass_k) * advantages
 
 
 def _by_tokens(entry: BatchEntry, rewards: Float64s, advantage: Advantage, settings: LossConfig) -> Float64s:
@@ -99,4 +93,4 @@ def _by_tokens(entry: BatchEntry, rewards: Float64s, advantage: Advantage, setti
         return np.zeros(len(entry.group.token_ids))
     credit_M = advantage.credit(entry.group, rewards)
     scale = deviation(rewards, settings.advantage_norm, settings.advantage_eps)
-    return entry_factor(entry, settings) * (credit_M / scale if scale else credit_M)
+    return entry.weight * (credit_M / scale if scale else credit_M)

@@ -261,10 +261,9 @@ def _truncation_fields(batch: Batch) -> dict[str, int]:
 
 def _informative_fields(batch: Batch) -> dict[str, Any]:
     """Groups with rewards that differ, of those that this step was the first to inspect: how many trained, and why the
-    others did not. A pilot that waits for the rest of its group is in neither."""
+    others did not."""
     new = {result.group_id: result for result in batch.results if result.birth == batch.step}.values()
-    decided = [result for result in new if result.reason != Reason.PROMISING]
-    informative = [result for result in decided if not are_equal(sampled_rewards(result))]
+    informative = [result for result in new if not are_equal(sampled_rewards(result))]
     left_out = Counter(result.reason for result in informative if result.origin is None)
     return {
         "num_informative": len(informative),

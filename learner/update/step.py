@@ -26,7 +26,7 @@ Suffixes: M response tokens of the batch or of a micro-batch, R responses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -108,24 +108,6 @@ class StepInputs:
         weights_R[responses] = token_weights(self.columns.lengths_R[responses], "token_mean", 1)
         return weights_R
 
-    def without(self, groups: Int64s) -> Self:
-        """The step without these groups in mini-batches, loss and denominators."""
-        if not len(groups):
-            return self
-        gone_R = np.isin(self.columns.group_R, groups)
-        return replace(
-            self,
-            columns=replace(self.columns, left_out_R=self.columns.left_out_R | gone_R),
-            active_R=self.active_R & ~gone_R,
-            plan=_plan(self.batch, self.config, frozenset(groups.tolist())),
-        )
-
-    def with_advantages(self, advantage_R: Float32s) -> Self:
-        """The step with other advantages of its responses; computes those that no longer have 0."""
-        columns = replace(self.columns, advantage_R=advantage_R)
-        active_R = _active(columns, np.repeat(advantage_R, columns.lengths_R), self.config.loss)
-        return replace(self, columns=columns, advantage_M=self.spread(advantage_R), active_R=active_R)
-
 
 def step_inputs(batch: Batch, config: Config, device: torch.device, images: ImageReader | None = None) -> StepInputs:
     """Create the inputs of a nonempty batch. Raises: ContractError."""
@@ -164,9 +146,9 @@ def _active(columns: Columns, advantage_M: Float32s, settings: LossConfig) -> Bo
     return active_R & ~columns.left_out_R & ~columns.sft_R
 
 
-def _plan(batch: Batch, config: Config, left_out: frozenset[int] = frozenset()) -> tuple[tuple[int, ...], ...]:
+def _plan(batch: Batch, config: Config) -> tuple[tuple[int, ...], ...]:
     learner = config.learner
-    groups = [i for i, entry in enumerate(batch.entries) if entry.kind == "rl" and i not in left_out]
+    groups = [i for i, entry in enumerate(batch.entries) if entry.kind == "rl"]
     once = learner.epochs_until is not None and batch.step > learner.epochs_until
     return tuple(
         tuple(groups[i] for i in chosen)

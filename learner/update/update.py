@@ -35,14 +35,13 @@ from learner.model.policy import Policy
 from learner.update.hooks import Given, MicroPass, UpdateHook, make_hooks
 from learner.update.passes import Passes
 from learner.update.reference import Reference
-from learner.update.reuse import Reuse
 from learner.update.step import GenerationMemory, Step, StepInputs, step_inputs
 from learner.update.theorem import TheoremMeter
 from learner.update.token_records import TokenRecords
 
 log = logging.getLogger(__name__)
 
-HOOKS: tuple[type[UpdateHook], ...] = (Reuse, Reference, TokenRecords, TheoremMeter)
+HOOKS: tuple[type[UpdateHook], ...] = (Reference, TokenRecords, TheoremMeter)
 """The core's own."""
 
 

@@ -51,8 +51,7 @@ class FreshPlan:
         self._prompts = prompts
         self._proposals = proposals
         self._batch_size = config.algorithm.batch_size
-        self._composer = load_composer(config.algorithm)
-        self._schedule = self._composer.fresh_schedule
+        self._schedule = load_composer(config.algorithm).fresh_schedule
         self._uniform = DataOrder(num_prompts=len(prompts), seed=config.run.seed, batch_size=self._batch_size)
         other_seed = rng_for(config.run.seed, 0, "extra_rounds").getrandbits(32)
         self._extra = DataOrder(num_prompts=len(prompts), seed=other_seed, batch_size=self._batch_size)
@@ -143,7 +142,7 @@ class FreshPlan:
         return RolloutRequest(
             request_id=request_id,
             prompt=prompt,
-            group_size=self._composer.fresh_size,
+            group_size=self._config.algorithm.group_size,
             purpose=Purpose.FRESH,
             step=step,
             # A response in segments becomes stale while it is sampled: start with weights that leave enough time.
@@ -208,7 +207,7 @@ def reevaluation_requests(
         RolloutRequest(
             request_id=f"reevaluate-{step:06d}-{index:04d}",
             prompt=prompts[prompt_id],
-            group_size=composer.reevaluated_size,
+            group_size=config.algorithm.group_size,
             purpose=Purpose.REEVALUATE,
             step=step,
             min_version=step,

@@ -55,12 +55,7 @@ def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Con
     tree = {
         "algorithm": algorithm,
         "learner": {"minibatch_size": 2},
-        "cadence": {
-            "weight_sync_interval": 2,
-            "reevaluation_interval": 2,
-            "max_steps_ahead": 0,
-            "wait_for_reevaluation": name == "pilot_commit",
-        },
+        "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 0},
     }
     return Config.model_validate(tree)
 
@@ -117,7 +112,7 @@ class Peers:
     def _request(self, step: int, index: int, prompt: Prompt) -> RolloutRequest:
         return RolloutRequest(
             request_id=f"reevaluate-{step}-{index}", prompt=prompt,
-            group_size=self.composer.reevaluated_size, purpose=Purpose.REEVALUATE, step=step,
+            group_size=self.config.algorithm.group_size, purpose=Purpose.REEVALUATE, step=step,
             min_version=step,
         )  # fmt: skip
 

@@ -23,7 +23,6 @@ from tests.support.methods import options_for
 
 TRAINED = {
     Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.YOUNGEST, Reason.REPLAYED, Reason.SUPERVISED,
-    Reason.COMPLETED,
 }  # fmt: skip
 WORDS = set(Reason)
 PROMPTS = [f"p{i}" for i in range(12)]
@@ -43,7 +42,6 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "strategy": st.sampled_from(["highest_k", "recent_k", "random_k", "all", "max_variance_k"]),
     "keep_homogeneous": st.booleans(),
     "sft_items": st.integers(1, 2),
-    "pilot_size": st.integers(1, 3),
 }
 
 
@@ -60,7 +58,7 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         r_tot_decay=st.sampled_from([0.0, 0.5]),
         online_filter=st.sampled_from(["range", "gaussian", "uniform", "none"]),
         x3_policy=st.sampled_from(["window", "youngest"]),
-        use_x2=st.just(True) if name == "pilot_commit" else st.booleans(),
+        use_x2=st.booleans(),
         use_x3=st.booleans(),
         bad_capacity=st.none() | st.integers(1, 5),
         high_window=st.integers(1, 4),
@@ -111,7 +109,7 @@ class Run:
         return draw.sample(PROMPTS, self.composer.fresh_schedule.at(t))
 
     def _group(self, kind: str, t: int, name: str, draw: random.Random) -> GroupStat:
-        size = self.composer.reevaluated_size if kind == "again" else self.composer.fresh_size
+        size = self.config.group_size
         num = size - self.config.num_experts
         rewards = "".join("1" if i < draw.randint(0, num) else "0" for i in range(num)) + "1" * self.config.num_experts
         experts = range(num, size)

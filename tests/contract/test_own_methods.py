@@ -117,7 +117,7 @@ def test_former_keys_are_read_and_those_of_another_method_have_no_effect() -> No
     [
         ("grpo", "--selector.curriculum_steps=4", "kimi"),
         ("grpo", "--loss.options.tau=0.3", "kimi"),
-        ("bapo", "--algorithm.options.pilot_size=2", "pilot_commit"),
+        ("bapo", "--algorithm.options.sft_items=2", "relift"),
     ],
 )
 def test_a_setting_of_a_method_that_is_not_chosen_is_refused(name: str, override: str, who: str) -> None:
@@ -139,7 +139,7 @@ def test_settings_of_a_method_that_is_gone_are_refused_where_they_are_written_an
 
 def test_settings_of_a_method_that_a_later_layer_replaces_have_no_effect(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('preset = "grpo"\n[algorithm]\nselector = "learnability"\n[selector]\npool_ratio = 3\n')
+    file.write_text('preset = "grpo"\n[algorithm]\nselector = "mopps"\n[selector]\npool_ratio = 3\n')
     assert load_config([str(file)], ["--algorithm.selector=uniform"]).selector == {}
 
 

@@ -162,7 +162,7 @@ def whole_run(redis_url: str, config: Config) -> dict[int, list[str]]:
 
 def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(redis_url: str) -> None:
     """By one selector; several against a buffer in memory: test_proposals.py."""
-    config = make_config("learnability")
+    config = make_config("kimi")
     with running(config, a_store(redis_url)) as run:
         for first, last in ((1, 3), (4, 4), (5, 34), (35, 36), (37, NUM_STEPS)):
             with scheduling(config, run.client.url):

@@ -47,14 +47,6 @@ def test_columns_hold_the_groups_one_after_the_other_with_their_advantages() -> 
     assert columns.advantage_R.tolist() == pytest.approx(want, abs=1e-5)
 
 
-def test_the_weights_of_x2_and_x3_multiply_their_advantages_only() -> None:
-    groups = [make_group(rewards="1100", prompt_id=name) for name in "abc"]
-    config = learner_config(loss={"x2_weight": 2.0, "x3_weight": 0.5})
-    batch = make_batch(groups=groups, origins=[Origin.X1, Origin.X2, Origin.X3])
-    first_of_each = columns_of(batch, config).advantage_R[[0, 4, 8]]
-    assert first_of_each.tolist() == pytest.approx([1.0, 2.0, 0.5], abs=1e-5)
-
-
 def test_rows_that_were_replayed_or_are_an_experts_are_marked_and_those_of_x3_are_replayed_unless_said_otherwise() -> (
     None
 ):

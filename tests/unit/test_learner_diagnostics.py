@@ -58,7 +58,6 @@ def test_a_row_says_how_many_groups_with_rewards_that_differ_trained_and_why_the
         replace(seen, group_id="d", rewards=(0.1, 1.0), reason="filtered", **none),
         replace(seen, group_id="e", rewards=(0.0, 1.0), reason="filtered", **none),
         replace(seen, group_id="f", rewards=(0.0, 1.0), reason="stale", **none),
-        replace(seen, group_id="g", rewards=(0.0, 1.0), reason="promising", **none),  # decided later
         replace(seen, group_id="h", rewards=(0.0, 1.0), birth=9),  # counted in step 9
         replace(seen, group_id="i", rewards=(0.1, 1.0), outcomes=bytes([Outcome.GRADED, Outcome.EXPERT]), origin=None),
     )
@@ -85,7 +84,7 @@ def test_the_row_of_a_step_by_hand() -> None:
     seconds = {"wait_batch": 2.0, "step": 4.0}
     alarm = Alarm(step=10, origin=Origin.X3, text="x3 of age 2: far")
     truncated = replace(batch.results[0], birth=10, outcomes=bytes([Outcome.TRUNCATED, Outcome.GRADED]))
-    stored = replace(batch.results[1], birth=9)  # of an earlier step, as a pilot or a stored success; counted there
+    stored = replace(batch.results[1], birth=9)  # of an earlier step, as a stored success; counted there
     luffy = replace(batch.results[1], group_id="g-d", birth=10, outcomes=bytes([Outcome.GRADED, Outcome.EXPERT]))
     reused = replace(batch.results[2], birth=9, outcomes=bytes([Outcome.TRUNCATED] * 2))
     batch = replace(batch, results=(truncated, truncated, stored, luffy, reused))

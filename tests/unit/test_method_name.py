@@ -18,7 +18,7 @@ from tests.support.synthetic_runs import write_run
     [
         (["bapo-reuse"], [], "bapo-reuse"),
         (["bapo-reuse"], ["--algorithm.high_window", "2", "--learner.lr", "1e-5"], "bapo-reuse"),
-        (["learnability"], [], "learnability"),
+        (["mopps"], [], "mopps"),
         ([], [], "bapo"),
         ([], ["--algorithm.composer", "grpo", "--algorithm.online_filter", "none"], "grpo"),
     ],
@@ -34,7 +34,7 @@ def test_the_method_is_the_preset_also_after_a_resume(
 @pytest.mark.parametrize(
     ("preset", "c1", "window"),
     [("bapo", 0.125, True), ("bapo-reuse", None, False), ("bapo-without-x3", 0.125, False), ("grpo", None, False),
-     ("popo", None, False), ("bapo-mini", 0.0, True), ("remix", None, False), ("pilot-commit", None, False)],
+     ("popo", None, False), ("bapo-mini", 0.0, True), ("remix", None, False)],
 )  # fmt: skip
 def test_the_page_has_thresholds_only_where_they_decide(
     preset: str, c1: float | None, window: bool, tmp_path: Path

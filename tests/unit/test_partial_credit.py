@@ -12,18 +12,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from bapo.algorithms.composer import AssemblyView, Reason
+from bapo.algorithms.composer import Reason
 from bapo.algorithms.filters import filtered_fresh, online_filter
 from bapo.algorithms.reward_levels import is_all_correct, is_all_incorrect, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat, num_correct
 from bapo.runtime.metrics.server import Telemetry
-from contrib.pilot_commit.composer import PilotCommit, completed
 from learner.advantages.formulas import group_advantages
 from learner.diagnostics.gauges import PromptsSeen
 from tests.support.composers import composer, decided, names
 from tests.support.factories import make_hard, make_result, make_stat
-from tests.unit.test_composer import compose, prompts, rng_of
+from tests.unit.test_composer import compose, prompts
 
 RANGE = AlgorithmConfig(online_filter="range")
 FLOAT32_TENTH = float(np.float32(0.1))
@@ -204,28 +203,6 @@ def test_every_composer_leaves_out_the_same_groups() -> None:
         decision = decided(composer(name, max_rounds=1, online_filter="range"), fresh)
         assert decision.x1 == ("a", "c"), name
         assert (decision.reasons["b"], decision.reasons["d"]) == (Reason.NO_VARIANCE, Reason.ALL_CORRECT), name
-
-
-def test_a_pilot_and_its_rest_train_when_their_rewards_differ_together() -> None:
-    settings = AlgorithmConfig(composer="pilot_commit", batch_size=4, group_size=4)
-
-    def reason(pilot: list[float], rest: list[float]) -> str:
-        waiting = make_stat(rewards=pilot, prompt_id="p", group_id="pilot", birth=3)
-        view = AssemblyView(
-            step=4,
-            fresh=(make_stat(rewards=[0, 0], prompt_id="z"),),
-            reevaluated=(make_stat(rewards=rest, prompt_id="p", group_id="rest"),),
-            bad=(make_hard(prompt_id="p", birth=3),),
-            high=(waiting,),
-            previous_r_tot=None,
-        )
-        return PilotCommit(settings).compose(view, rng_of(4)).reasons["rest"]
-
-    assert reason([0.1, 0.1], [0, 0]) == Reason.INFORMATIVE  # sum .2
-    assert reason([0.1, 0.1], [0.1, 0.1]) == Reason.NO_VARIANCE
-    assert reason([1, 1], [1, 0.9]) == Reason.INFORMATIVE
-    whole = completed(make_stat(rewards=[0.3, 0.3 + 3e-8]), make_stat(rewards=[0.3, 0.3]))
-    assert whole.homogeneous
 
 
 def test_arpo_stores_a_success_and_not_what_is_as_good_as_its_limit() -> None:

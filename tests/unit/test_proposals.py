@@ -126,7 +126,7 @@ def prompts_of_run(config: Config, *, restarts: Sequence[int] = (), looks: int =
     return [buffer.asked(step) for step in range(1, config.run.num_steps + 1)]
 
 
-LEARNING = ["mopps", "kimi", "learnability"]
+LEARNING = ["mopps", "kimi"]
 
 
 @pytest.mark.parametrize("selector", LEARNING)

@@ -1,1 +1,0 @@
-"""Prompts by learnability (arXiv 2502.12272)."""

@@ -1,1 +1,0 @@
-"""Pilot-Commit (arXiv 2605.26606): a few responses first."""
