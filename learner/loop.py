@@ -210,7 +210,7 @@ class Learner:
         self.records.append_metrics(row)
         if self.token_records is not None:
             self.token_records.put(sampled, *self._values_among(sampled, batch, report))
-        show(self.telemetry, batch, row, report.diagnosis, self.publisher.take_seconds())
+        show(self.telemetry, batch, row, report.diagnosis, self.publisher.take_seconds(), self.config)
         self.prompts.count(batch.results)
         (log_step if self.config.sft is None else log_sft_step)(row, self.config.run.num_steps)
         if alarm:

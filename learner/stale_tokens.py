@@ -39,6 +39,11 @@ def stale_rows(batch: Batch, config: Config) -> NDArray[np.bool_]:
     return np.concatenate([_masked_rows(entry) & (entry.group.versions[:, 1] < oldest) for entry in batch.entries])
 
 
+def young_rows(entry: BatchEntry, batch: Batch, config: Config) -> NDArray[np.bool_]:
+    """[G] rows whose age is limited, and that train."""
+    return _masked_rows(entry) & (entry.group.versions[:, 1] >= _oldest(batch, config))
+
+
 def became_context(batch: Batch, config: Config) -> NDArray[np.bool_]:
     """[M] tokens of a batch as it was sampled that `with_stale_as_context` takes from its responses."""
     oldest = _oldest(batch, config)

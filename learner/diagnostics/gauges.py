@@ -87,6 +87,7 @@ def show(
     row: Mapping[str, Any],
     diagnosis: Diagnosis,
     sync_seconds: Mapping[str, float],
+    config: Config,
 ) -> None:
     """Set the gauges of one step.
 
@@ -115,16 +116,16 @@ def show(
             telemetry.histogram("bapo_learner_phase_gpu_seconds").labels(phase=phase).observe(row[f"{phase}_gpu_s"])
     for phase, seconds in sync_seconds.items():
         telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
-    show_staleness(telemetry, batch)
+    show_staleness(telemetry, batch, config)
     show_groups(telemetry, batch)
     show_divergences(telemetry, row)
     show_ratios(telemetry, diagnosis)
 
 
-def show_staleness(telemetry: Telemetry, batch: Batch) -> None:
+def show_staleness(telemetry: Telemetry, batch: Batch, config: Config) -> None:
     """Observe the staleness of the trained groups."""
     for origin in Origin:
-        found = staleness_of(batch, origin)
+        found = staleness_of(batch, origin, config)
         histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
         for staleness in found:
             histogram.observe(staleness)

@@ -26,6 +26,7 @@ from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
 from learner.diagnostics.utilization import UNKNOWN, GpuEvent, Utilization
 from learner.distributed.world import World
 from learner.losses.objective import TokenLosses
+from learner.stale_tokens import young_rows
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ def metrics_row(
         **{origin.value: sum(entry.origin is origin for entry in batch.entries) for origin in Origin},
         "batch_size": config.algorithm.batch_size,
         **batch.facts,
-        **_staleness_fields(batch),
+        **_staleness_fields(batch, config),
         "loss": report.mean("loss"),
         "grad_norm": report.mean("grad_norm"),
         "entropy": report.mean("entropy", over="num_active"),
@@ -279,11 +280,11 @@ def _reward_fields(batch: Batch) -> dict[str, dict[str, float]]:
     return as_columns(mean_of_groups(result.reward_details for result in fresh))
 
 
-def _staleness_fields(batch: Batch) -> dict[str, float | None]:
+def _staleness_fields(batch: Batch, config: Config) -> dict[str, float | None]:
     """staleness = step - policy version at consumption, per origin; over tokens if a response has several versions."""
     fields: dict[str, float | None] = {}
     for origin in Origin:
-        found = staleness_of(batch, origin)
+        found = staleness_of(batch, origin, config)
         fields[f"staleness_{origin.value}_mean"] = sum(found) / len(found) if found else None
         fields[f"staleness_{origin.value}_max"] = max(found, default=None)
     groups = [entry.group for entry in batch.entries]
@@ -293,9 +294,15 @@ def _staleness_fields(batch: Batch) -> dict[str, float | None]:
     return fields
 
 
-def staleness_of(batch: Batch, origin: Origin) -> list[int]:
-    """Staleness of each group of this origin."""
-    return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
+def staleness_of(batch: Batch, origin: Origin, config: Config) -> list[int]:
+    """Staleness of each group of this origin, in steps. Of X1 by the rows that had to be young: those that a composer
+    joins to them are stored ones, old on purpose."""
+    entries = [entry for entry in batch.entries if entry.origin is origin]
+    versions = [entry.group.versions[:, 0] for entry in entries]
+    if origin is Origin.X1:
+        rows = [young_rows(entry, batch, config) for entry in entries]
+        versions = [oldest_G[young_G] for oldest_G, young_G in zip(versions, rows, strict=True)]
+    return [batch.step - int(oldest_G.min()) for oldest_G in versions if len(oldest_G)]
 
 
 def log_sft_step(row: Mapping[str, Any], num_steps: int) -> None:

@@ -113,6 +113,23 @@ def test_staleness_over_tokens_is_recorded_where_a_response_has_tokens_of_severa
         assert row["staleness_x1_max"] == 4
 
 
+def test_stored_rows_that_join_a_fresh_group_do_not_make_it_stale() -> None:
+    config, telemetry = learner_config(), Telemetry(Process.LEARNER)
+    versions = np.array([[9, 9], [8, 9], [2, 2]], np.int32)
+    joined = replace(make_group(rewards="001", version=9), versions=versions)
+    batch = make_batch(groups=[joined, make_group(prompt_id="q", version=6)], step=10)
+    replay, plain = batch.entries
+    batch = replace(batch, entries=(replace(replay, replayed=np.array([False, False, True])), plain))
+    report = UpdateReport(lr=1e-4, minibatches=(), num_tokens=0)
+    row = metrics_row(batch, report, policy_version=9, config=config, seconds={})
+    assert (row["staleness_x1_mean"], row["staleness_x1_max"]) == (3.0, 4), "of versions 8 and 6"
+    show(telemetry, batch, row, Diagnosis(), {}, config)
+    assert telemetry.registry.get_sample_value("bapo_learner_staleness_max_steps", {"origin": "x1"}) == 4
+    batch = replace(batch, entries=(replace(replay, replayed=np.array([False, False, False])),))
+    row = metrics_row(batch, report, policy_version=9, config=config, seconds={})
+    assert row["staleness_x1_max"] == 8, "a fresh row of version 2 breaks the contract"
+
+
 TEXTS = {
     30: '<tool_call>{"name": "get", "arguments": {"key": "a"}}</tool_call>',
     31: ' <tool_call>\n{"name": "calc", "arguments": {}}\n</tool_call>',
@@ -174,7 +191,7 @@ def test_gauges_of_episodes_are_unknown_in_a_step_without_any() -> None:
         ({}, [math.nan] * 5),
     ):
         row = metrics_row(batch, report, policy_version=1, config=config, seconds={}, episodes=fields)
-        show(telemetry, batch, row, Diagnosis(), {})
+        show(telemetry, batch, row, Diagnosis(), {}, config)
         found = [telemetry.registry.get_sample_value(name) for name in names]
         np.testing.assert_array_equal(np.array(found, float), want)
 

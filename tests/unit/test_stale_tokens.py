@@ -12,7 +12,7 @@ from bapo.config.tree import Config
 from bapo.core.token_arrays import runs_of
 from bapo.core.types import Batch, Group, Origin
 from learner.advantages.of_batch import left_out, row_advantages
-from learner.diagnostics.step_report import TokenValues
+from learner.diagnostics.step_report import TokenValues, staleness_of
 from learner.stale_tokens import masked_fields, with_stale_as_context
 from tests.support.episodes import histories_of
 from tests.support.factories import make_batch, make_group
@@ -87,6 +87,7 @@ def test_an_episode_without_a_young_token_stays_in_the_baseline_and_out_of_the_l
     assert with_stale_as_context(batch, config) is batch
     assert left_out(batch, config).tolist() == [True, False]
     assert row_advantages(batch, config)[1] < 0  # worse than the mean of both
+    assert staleness_of(batch, Origin.X1, config) == [0], "of the response of version 9, the only one that trains"
 
 
 @pytest.mark.parametrize("origin", [Origin.X2, Origin.X3])

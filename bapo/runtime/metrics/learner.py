@@ -64,7 +64,8 @@ UPDATE = (
 
 OFF_POLICYNESS = (
     Metric(
-        "bapo_learner_staleness_steps", "histogram", "Staleness of each trained group: step minus policy version.",
+        "bapo_learner_staleness_steps", "histogram",
+        "Staleness of each trained group: step minus policy version; of X1 without stored rows that joined it.",
         "run/Off-policy drift", HERE, (ORIGIN,), STEPS,
     ),
     Metric(
