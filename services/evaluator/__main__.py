@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, serve_health
@@ -13,15 +14,20 @@ from bapo.transport.endpoints import buffer_url
 from services.evaluator.loop import Evaluator
 from services.evaluator.plan import BASE_VERSION, Target
 
+log = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 60.0
 
 
 def main(flags: Flags) -> None:
-    """Wait for the buffer, then run evaluations until the final weights are evaluated."""
+    """Wait for the buffer, then run evaluations until the final weights are evaluated; end at once without splits."""
     config = flags.config
-    telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
     task = task_of(config)
     config.evaluation.require_splits(task.held_out_splits, config.rollout.temperature)
+    if not task.held_out_splits:  # before it is scraped: the alert BapoProcessGone would miss it
+        log.info("task %s has no held-out split: nothing to evaluate", task.name)
+        return
+    telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
     flags.run.write_port(

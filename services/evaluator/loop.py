@@ -69,9 +69,6 @@ class Evaluator:
 
     def run(self) -> None:
         """Run until the final weights are evaluated. Raises: DeadlineError, UnavailableError, StorageError."""
-        if not self._task.held_out_splits:
-            log.info("task %s has no held-out split: nothing to evaluate", self._task.name)
-            return
         num_steps = self._config.run.num_steps
         for row in self._run.read_evaluations():  # from an evaluator before this one
             self._show(row)

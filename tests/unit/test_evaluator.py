@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from bapo.core.errors import ConfigError, ContractError, DeadlineError, Unavaila
 from bapo.core.json_values import to_map
 from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
 from bapo.transport.buffer_client import BufferStatus
+from services.evaluator import __main__ as process
 from services.evaluator.loop import Evaluator
 from services.evaluator.majority import MajorityVote, majority_reward
 from services.evaluator.plan import Target, due_budget, measurements_of, next_target, requests_of
@@ -80,6 +83,17 @@ class TwoSplits(Task):
 
     def gold(self, prompt: Prompt) -> str | None:
         return None
+
+
+def test_without_a_held_out_split_it_ends_before_anything_watches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    task = TwoSplits()
+    task.held_out_splits = ()
+    monkeypatch.setattr(process, "task_of", lambda config: task)
+    process.main(Flags(config=Config(), run=run, extra=Namespace(buffer_url=None, once=False)))
+    assert run.read_port("evaluator") is None
 
 
 class FakeBuffer:
