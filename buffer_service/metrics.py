@@ -46,6 +46,7 @@ class BufferMetrics:
     def __init__(self, telemetry: Telemetry, config: Config) -> None:
         self._telemetry = telemetry
         self._algorithm = config.algorithm
+        self._num_steps = config.run.num_steps
         self._show_run(config)
         self._seconds = telemetry.histogram("bapo_buffer_operation_seconds")
         ages = telemetry.histogram("bapo_buffer_age_steps")
@@ -139,6 +140,8 @@ class BufferMetrics:
                 self._gauge("bapo_buffer_requests").labels(purpose=purpose, state=state).set(number)
         self._gauge("bapo_buffer_bytes").set(status.num_bytes)
         self._gauge("bapo_run_committed_steps").set(status.committed_step)
+        target = status.committed_step if status.has_ended(self._num_steps) else self._num_steps
+        self._gauge("bapo_run_target_steps").set(target)
         self._gauge("bapo_reward_global_mean_ratio").set(math.nan if status.r_tot is None else status.r_tot)
         thresholds, decide = {"c1": self._algorithm.c1, **status.facts}, load_composer(self._algorithm).decides_by
         for name in ("c1", "c2", "c3"):
@@ -161,7 +164,6 @@ class BufferMetrics:
             task=config.task.name,
             engine=config.rollout.engine,
         ).set(1)
-        self._gauge("bapo_run_target_steps").set(config.run.num_steps)
         cadence = config.cadence
         for name, steps in (
             ("v", cadence.weight_sync_interval),

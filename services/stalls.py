@@ -74,8 +74,7 @@ def blocked_on(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     """What the run is blocked on right now."""
     if status.step == 0:
         return _before_the_learner(status)
-    # A training loop of another framework may continue past run.num_steps; a run may end before.
-    if status.step == num_steps + 1 and status.policy_version == status.assembled_step + 1:
+    if status.has_ended(num_steps):
         return _evaluation_left(status)
     if status.assembled_step < status.step:
         # A loop that reports other step numbers still waits for the next batch.

@@ -94,6 +94,13 @@ class BufferStatus:
     max_staleness: int | None = None
     """Steps that a fresh group may be older than its batch; None: unknown."""
 
+    def has_ended(self, num_steps: int) -> bool:
+        """Whether the learner has reported the end of the run, after step T or before (`evaluation.patience`).
+
+        The version counts, too: a training loop of another framework may continue past `run.num_steps`.
+        """
+        return self.step == num_steps + 1 and self.policy_version == self.assembled_step + 1
+
     def num_open(self, purpose: Purpose) -> int:
         """Requests of a purpose that are queued or leased."""
         return self.queued.get(purpose.value, 0) + self.leased.get(purpose.value, 0)

@@ -14,11 +14,11 @@ def newest(name: str) -> str:
 
 
 def finished(t: Clock, span_s: float) -> str:
-    """Runs whose last step was trained, according to the buffer service: the learner exits too soon after that step to
-    be scraped."""
+    """Runs whose last step was trained, according to one instance of the buffer service: the learner exits too soon
+    after that step to be scraped. One that was replaced before does not know that a run ended early."""
     return (
-        f"(max by (run) (max_over_time(bapo_run_committed_steps[{t.span(span_s)}])) "
-        f">= on (run) max by (run) (last_over_time(bapo_run_target_steps[{t.span(span_s)}])))"
+        f"max by (run) (max_over_time(bapo_run_committed_steps[{t.span(span_s)}]) "
+        f">= last_over_time(bapo_run_target_steps[{t.span(span_s)}]))"
     )
 
 
@@ -60,6 +60,13 @@ ALERTS = (
             'bapo_build_info{run="stopped",process="learner"}': "1x5 _x20",
             'bapo_run_committed_steps{run="stopped"}': "7x5 _x20",
             'bapo_run_target_steps{run="stopped"}': "100x5 _x20",
+            # Ended by evaluation.patience, after its buffer service was replaced.
+            'bapo_build_info{run="early",process="learner"}': "1x5 _x20",
+            'bapo_build_info{run="early",process="evaluator"}': "1x25",
+            'bapo_run_committed_steps{run="early",instance="1"}': "20x3 _x22",
+            'bapo_run_target_steps{run="early",instance="1"}': "100x3 _x22",
+            'bapo_run_committed_steps{run="early",instance="2"}': "_x4 40x21",
+            'bapo_run_target_steps{run="early",instance="2"}': "_x4 40x21",
         }, 15),
     ),
     Alert(

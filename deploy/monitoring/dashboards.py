@@ -44,7 +44,7 @@ def links_to(*titles: str) -> tuple[tuple[str, str], ...]:
 OVERVIEW = Row("Overview", (
     Panel(kind="stat", title="Step", help="Last step that the learner finished.",
           width=3, height=5, queries=(Query(newest("bapo_learner_step"), "{{run}}"),)),
-    Panel(kind="stat", title="Progress", help="Committed steps as a share of run.num_steps.", width=3, height=5,
+    Panel(kind="stat", title="Progress", help="Committed steps as a share of the run's.", width=3, height=5,
           unit="percentunit", queries=(Query(
         f"{newest('bapo_run_committed_steps')} / {newest('bapo_run_target_steps')}", "{{run}}"),)),
     Panel(kind="stat", title="Steps per hour", help="Over the last five minutes.", width=3, height=5, decimals=1,

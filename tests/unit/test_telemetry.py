@@ -96,6 +96,19 @@ def test_a_store_that_is_away_is_said_and_what_only_it_knows_is_not() -> None:
     assert lines(metrics.exposition(look), "bapo_buffer_groups") == lines(there, "bapo_buffer_groups")
 
 
+def test_the_target_of_a_run_is_the_step_that_it_ended_after() -> None:
+    metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE), small_config(run={"num_steps": 40}))
+
+    def target(step: int, version: int) -> list[str]:
+        status = replace(STATUS, step=step, policy_version=version, assembled_step=23, committed_step=23, batches=[])
+        look = Scrape(status=status, memory=Memory(used=7, limit=0), persistent=True)
+        return lines(metrics.exposition(look), "bapo_run_target_steps")
+
+    assert target(23, 22) == ["bapo_run_target_steps 40.0"]
+    assert target(41, 24) == ["bapo_run_target_steps 23.0"], "by evaluation.patience"
+    assert target(41, 22) == ["bapo_run_target_steps 40.0"], "the loop of another framework counts its own steps"
+
+
 def test_a_round_takes_until_the_buffer_lists_it_no_more() -> None:
     telemetry, now = Telemetry(Process.SCHEDULER), [100.0]
     clock = RoundClock(telemetry, lambda: now[0])

@@ -160,11 +160,12 @@ RUN = (
         "bapo_run_info", "gauge", "Always 1; the labels describe the run.", "run/Overview", HERE,
         (Label("preset"), Label("algorithm"), Label("model"), Label("task"), Label("engine")),
     ),
-    Metric("bapo_run_target_steps", "gauge", "Total steps of the run: T.", "run/Overview", HERE),
     Metric(
-        "bapo_run_committed_steps", "gauge", "Committed steps; the run ends at T.",
+        "bapo_run_target_steps", "gauge",
+        "Total steps of the run: T, or the last step of a run that ended before (evaluation.patience).",
         "run/Overview", HERE,
     ),
+    Metric("bapo_run_committed_steps", "gauge", "Committed steps; the run has ended at T.", "run/Overview", HERE),
     Metric(
         "bapo_cadence_steps", "gauge",
         "weight_sync_interval (v), reevaluation_interval (m), and maximum staleness of a fresh group.",
