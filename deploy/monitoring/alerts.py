@@ -6,7 +6,7 @@ from deploy.monitoring.alert import Alert, Case, Clock
 
 MINUTE, HOUR = 60.0, 3600.0
 R = '{run="r"}'
-STEP = 'bapo_learner_phase_seconds_bucket{run="r",phase="step",le="%s"}'
+STEPS_S = 'bapo_learner_phase_seconds_%s{run="%s",phase="step"}'
 
 
 def newest(name: str) -> str:
@@ -23,8 +23,8 @@ def finished(t: Clock, span_s: float) -> str:
 
 
 def steps_of_a_second(minutes: int) -> dict[str, str]:
-    """Six hundred steps of about one second each, all before the series stalls."""
-    return {STEP % "1.0": f"0+60x10 600x{minutes}", STEP % "+Inf": f"0+60x10 600x{minutes}"}
+    """Six hundred steps of one second each, all before the series stalls."""
+    return {STEPS_S % (what, "r"): f"0+60x10 600x{minutes}" for what in ("sum", "count")}
 
 
 ALERTS = (
@@ -89,26 +89,32 @@ ALERTS = (
     ),
     Alert(
         name="LearnerStuck", severity="critical", for_s=30.0,
-        summary="The last step ended more than five median step times ago, and more than a minute ago.",
+        summary="The last step ended more than five mean step times ago, and more than a minute ago.",
         runbook="The learner's log says what it is waiting for (if its batch: see the worker rows of BAPO / System); "
         "kill a hung learner: it resumes from its checkpoint.",
-        # last_over_time: also fires when a stopped process no longer responds to scrapes.
+        # last_over_time: also fires when a stopped process no longer responds to scrapes. The mean is over all steps of
+        # the process, because a learner that hangs adds none to a window.
         expr=lambda t: (
             f"(time() - max by (run) (last_over_time(bapo_learner_last_step_timestamp_seconds[{t.span(5 * MINUTE)}])) "
-            "> on (run) clamp_min(5 * histogram_quantile(0.5, sum by (run, le) (rate("
-            f'bapo_learner_phase_seconds_bucket{{phase="step"}}[{t.span(HOUR)}]))), {t.seconds(MINUTE)})) '
-            f"unless on (run) {finished(t, 5 * MINUTE)}"
+            "> on (run) clamp_min(5 * max by (run) "
+            f'(last_over_time(bapo_learner_phase_seconds_sum{{phase="step"}}[{t.span(5 * MINUTE)}]) '
+            f'/ last_over_time(bapo_learner_phase_seconds_count{{phase="step"}}[{t.span(5 * MINUTE)}])), '
+            f"{t.seconds(MINUTE)})) unless on (run) {finished(t, 5 * MINUTE)}"
         ),
         fires=Case({
-            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20",
-            f"bapo_run_committed_steps{R}": "0+1x10 10x20", f"bapo_run_target_steps{R}": "100x30",
-            **steps_of_a_second(20),
-        }, 13),
+            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x99",
+            f"bapo_run_committed_steps{R}": "0+1x10 10x99", f"bapo_run_target_steps{R}": "100x109",
+            **steps_of_a_second(99),
+        }, 100),
         quiet=Case({
-            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20", f"bapo_learner_step{R}": "89+1x10 99x20",
-            f"bapo_run_committed_steps{R}": "90+1x10 100x20", f"bapo_run_target_steps{R}": "100x30",
-            **steps_of_a_second(20),
-        }, 20),
+            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x99", f"bapo_learner_step{R}": "89+1x10 99x99",
+            f"bapo_run_committed_steps{R}": "90+1x10 100x99", f"bapo_run_target_steps{R}": "100x109",
+            **steps_of_a_second(99),
+            # 55 minutes after the end of a step of 20.
+            'bapo_learner_last_step_timestamp_seconds{run="slow"}': "_x19 1200x89",
+            'bapo_run_committed_steps{run="slow"}': "0x19 1x89", 'bapo_run_target_steps{run="slow"}': "100x109",
+            STEPS_S % ("sum", "slow"): "0x19 1200x89", STEPS_S % ("count", "slow"): "0x19 1x89",
+        }, 75),
     ),
     Alert(
         name="RunStalled", severity="critical",
