@@ -13,8 +13,9 @@ from prometheus_client import Gauge
 from bapo.algorithms.composer import Reason
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
+from bapo.core.codec import result_from_map
 from bapo.core.errors import Refusal
-from bapo.core.types import Origin
+from bapo.core.types import Origin, Purpose, are_equal, sampled_rewards
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.messages import BufferStatus
 from buffer_service.assembly import origin_counts
@@ -92,6 +93,8 @@ class BufferMetrics:
         filtered = (result for result in results if result["purpose"] != "reevaluate" and result["origin"] is None)
         for reason, number in Counter(result["reason"] for result in filtered).items():
             self._count("bapo_batch_filtered_groups_total", number, reason=reason)
+        for rewards, number in fresh_by_rewards(assembly).items():
+            self._count("bapo_batch_fresh_groups_total", number, rewards=rewards)
         for table, number in inserted(assembly).items():
             self._count("bapo_buffer_inserted_total", number, table=table)
         for (table, reason), number in evicted(assembly, high_window=self._algorithm.high_window).items():
@@ -253,6 +256,12 @@ def spent(assembly: Assembly) -> Spent:
         responses, tokens = found.get((result["purpose"], use), (0, 0))
         found[result["purpose"], use] = responses + len(result["rewards"]), tokens + result["num_tokens"]
     return found
+
+
+def fresh_by_rewards(assembly: Assembly) -> Counter[str]:
+    """Whether their rewards `differ` or are `equal` -> fresh groups that this assembly was the first to read."""
+    fresh = (result_from_map(result) for result in _inspected(assembly) if result["purpose"] == Purpose.FRESH)
+    return Counter("equal" if are_equal(sampled_rewards(result)) else "differ" for result in fresh)
 
 
 def _inspected(assembly: Assembly) -> Iterator[Mapping[str, Any]]:

@@ -254,19 +254,18 @@ ALERTS = (
     ),
     Alert(
         name="ZeroVarianceShare", severity="warning", for_s=5 * MINUTE,
-        summary="More than 90 % of the fresh groups have zero variance (all-correct or all-incorrect).",
+        summary="More than 90 % of the fresh groups have zero variance: all their rewards are equal.",
         runbook="Choose prompts of medium difficulty (selector in docs/methods.md), or a larger group_size.",
-        expr=lambda t: "sum by (run) (increase(bapo_batch_filtered_groups_total"
-        f'{{reason=~"all_incorrect|all_correct|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
-        f"(sum by (run) (increase(bapo_batch_filtered_groups_total[{t.span(15 * MINUTE)}])) + on (run) "
-        f'sum by (run) (increase(bapo_batch_trained_groups_total{{origin="x1"}}[{t.span(15 * MINUTE)}]))) > 0.9',
+        expr=lambda t: "sum by (run) (increase(bapo_batch_fresh_groups_total"
+        f'{{rewards="equal"}}[{t.span(15 * MINUTE)}])) / on (run) '
+        f"sum by (run) (increase(bapo_batch_fresh_groups_total[{t.span(15 * MINUTE)}])) > 0.9",
         fires=Case({
-            'bapo_batch_filtered_groups_total{run="r",reason="all_incorrect"}': "0+91x30",
-            'bapo_batch_trained_groups_total{run="r",origin="x1"}': "0+9x30",
+            'bapo_batch_fresh_groups_total{run="r",rewards="equal"}': "0+91x30",
+            'bapo_batch_fresh_groups_total{run="r",rewards="differ"}': "0+9x30",
         }, 25),
         quiet=Case({
-            'bapo_batch_filtered_groups_total{run="r",reason="all_incorrect"}': "0+89x30",
-            'bapo_batch_trained_groups_total{run="r",origin="x1"}': "0+11x30",
+            'bapo_batch_fresh_groups_total{run="r",rewards="equal"}': "0+89x30",
+            'bapo_batch_fresh_groups_total{run="r",rewards="differ"}': "0+11x30",
         }, 25),
     ),
     Alert(
@@ -285,15 +284,22 @@ ALERTS = (
         runbook="B_bad contains prompts that the model cannot solve: the page lists them; a smaller max_reevaluated "
         "reduces their cost, and `bapo buffer` can drop them.",
         expr=lambda t: "sum by (run) (increase(bapo_reevaluation_prompts_total"
-        f'{{outcome="improved"}}[{t.span(HOUR)}])) == 0 '
+        f'{{outcome=~"improved|no_room|solved"}}[{t.span(HOUR)}])) == 0 '
         f'and on (run) sum by (run) (increase(bapo_reevaluation_rounds_total{{outcome="asked"}}[{t.span(HOUR)}])) >= 5',
         fires=Case({
             'bapo_reevaluation_prompts_total{run="r",outcome="improved"}': "3x70",
+            'bapo_reevaluation_prompts_total{run="r",outcome="still_hard"}': "0+5x70",
             'bapo_reevaluation_rounds_total{run="r",outcome="asked"}': "0+1x70",
         }, 65),
         quiet=Case({
             'bapo_reevaluation_prompts_total{run="r",outcome="improved"}': "3x40 4x30",
             'bapo_reevaluation_rounds_total{run="r",outcome="asked"}': "0+1x70",
+            'bapo_reevaluation_prompts_total{run="full",outcome="improved"}': "3x70",
+            'bapo_reevaluation_prompts_total{run="full",outcome="no_room"}': "3x40 4x30",
+            'bapo_reevaluation_rounds_total{run="full",outcome="asked"}': "0+1x70",
+            'bapo_reevaluation_prompts_total{run="solved",outcome="improved"}': "3x70",
+            'bapo_reevaluation_prompts_total{run="solved",outcome="solved"}': "3x40 4x30",
+            'bapo_reevaluation_rounds_total{run="solved",outcome="asked"}': "0+1x70",
         }, 65),
     ),
     Alert(

@@ -80,7 +80,11 @@ BATCH = Row("Batch composition", (
           help="Fresh groups that were not trained, by reason.", stack=True, lowest=0,
           queries=(Query(per_minute("bapo_batch_filtered_groups_total", "reason") + " > 0", "{{reason}}"),)),
     Panel(title="Batch fill ratio", help="0.7 to 1 in the paper.", unit="percentunit", lowest=0, highest=1,
-          width=24, height=5, queries=(Query(newest("bapo_batch_fill_ratio"), "{{run}}"),)),
+          width=12, height=5, queries=(Query(newest("bapo_batch_fill_ratio"), "{{run}}"),)),
+    Panel(title="Fresh groups with equal rewards", help="Share without an advantage, trained or not.",
+          unit="percentunit", lowest=0, highest=1, width=12, height=5, queries=(Query(
+        'sum by (run) (rate(bapo_batch_fresh_groups_total{rewards="equal"}[5m])) '
+        "/ sum by (run) (rate(bapo_batch_fresh_groups_total[5m]))", "{{run}}"),)),
 ))  # fmt: skip
 
 BUFFERS = Row("Buffers", (

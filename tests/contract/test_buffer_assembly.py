@@ -290,6 +290,20 @@ def test_a_composition_says_what_the_batch_is_made_of(redis_url: str) -> None:
     assert second.batch.header["facts"]["num_high"] == second.composition["num_high"] == 0
 
 
+def test_fresh_groups_are_counted_by_their_rewards_whether_they_train_or_not(redis_url: str) -> None:
+    setup = Setup(redis_url)
+    setup.fill("a", rewards="11111111")  # trains: KeepsAll filters nothing but all-incorrect groups
+    setup.fill("b", rewards="00000000")
+    assert setup.service.batch(1) is not None
+    setup.service.enqueue_round(2, [])
+    setup.fill("c", step=2, version=2)
+    setup.fill("d", step=2, rewards="00000000", version=2)
+    assert setup.service.batch(2) is not None
+    shown = setup.service.exposition(None).decode()
+    assert 'bapo_batch_fresh_groups_total{rewards="equal"} 3.0' in shown, "a once, though step 2 trains it again"
+    assert 'bapo_batch_fresh_groups_total{rewards="differ"} 1.0' in shown
+
+
 def test_without_waiting_a_late_reevaluation_joins_the_next_batch(redis_url: str) -> None:
     setup = Setup(redis_url)
     setup.fill("a", rewards="00000000")

@@ -61,6 +61,11 @@ BATCHES = (
         "bapo_batch_fill_ratio", "gauge", "Groups in the last batch, as a fraction of B.", "run/Batch composition", HERE
     ),
     Metric(
+        "bapo_batch_fresh_groups_total", "counter",
+        "Fresh groups that this process read for batches, trained or not; equal: zero variance, no advantage.",
+        "run/Batch composition", HERE, (Label("rewards", ("differ", "equal")),),
+    ),
+    Metric(
         "bapo_batch_filtered_groups_total", "counter", "Fresh groups that were not trained, by reason.",
         "run/Batch composition", HERE, (Label("reason", LEFT_OUT),),
     ),
