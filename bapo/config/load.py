@@ -9,6 +9,7 @@ reported together, one line each: source, key, remedy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,18 @@ import tomli_w
 from pydantic import ValidationError
 
 from bapo.config.check import explain, read_layer, shown
-from bapo.config.layers import NULL, Key, Layer, dotted, file_layer, flatten, merge, override_layers, preset_layers
+from bapo.config.layers import (
+    NULL,
+    Key,
+    Layer,
+    dotted,
+    file_layer,
+    flatten,
+    merge,
+    override_layers,
+    preset_layers,
+    preset_names,
+)
 from bapo.config.methods import with_methods
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
@@ -51,8 +63,14 @@ def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def dump_toml(config: Config) -> str:
-    """All keys of the config as TOML. A null that is the default is omitted: TOML has no null."""
-    return tomli_w.dumps(_without_nulls(config.model_dump(), Config().model_dump()))
+    """All keys of the config as TOML, to be read by `load_resolved`, or by `load_config` on top of the config's preset.
+
+    TOML has no null: it is the word "null" where the default or the preset has a value, and omitted elsewhere.
+    """
+    # A run of an earlier version may have a preset that was removed.
+    layers = preset_layers(config.preset) if config.preset in preset_names() else []
+    beneath = reduce(merge, layers, Config().model_dump())
+    return tomli_w.dumps(_without_nulls(config.model_dump(), beneath))
 
 
 def diff(a: Config, b: Config) -> list[str]:
@@ -97,18 +115,18 @@ def _build(layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] =
     return with_methods(config, sources, typed, own_files=own_files)
 
 
-def _without_nulls(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(_writable(values, defaults))
+def _without_nulls(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(_writable(values, beneath))
 
 
-def _writable(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _writable(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        default = defaults.get(name, _ABSENT)
+        lower = beneath.get(name, _ABSENT)
         if isinstance(value, Mapping):
-            yield name, _without_nulls(value, default if isinstance(default, Mapping) else {})
+            yield name, _without_nulls(value, lower if isinstance(lower, Mapping) else {})
         elif isinstance(value, list | tuple):
             yield name, [_without_nulls(one, dict.fromkeys(one)) if isinstance(one, Mapping) else one for one in value]
         elif value is not None:
             yield name, value
-        elif default is not None:
+        elif lower is not None:
             yield name, NULL

@@ -67,7 +67,7 @@ class Sender:
         self._read_from_start()
 
     def _read_from_start(self) -> None:
-        self._has_ended = False
+        self._has_ended, self._step = False, 0
         self._steps = Lines(self._run.path / "metrics.jsonl", MetricsRow)
         self._measured = Lines(self._run.path / "evaluations.jsonl", _MeasuredRow)
 
@@ -99,10 +99,21 @@ class Sender:
         self._sent.num_rows += 1
         self._save()
 
+    @property
+    def has_last_row(self) -> bool:
+        """Whether no row will follow: the last step was read, and its weights on each split measured so far."""
+        measured = [step for split, step in self._sent.steps.items() if split not in (TRAINING, RESPONSES)]
+        is_last = self._has_ended or self._step >= self._num_steps
+        return is_last and all(step >= self._step for step in measured)
+
+    @property
+    def _num_steps(self) -> int:
+        return int(self._tracked.config.get("run", {}).get("num_steps", 0))
+
     def close(self) -> None:
         """Wait until the tracker has everything."""
-        num_steps = self._tracked.config.get("run", {}).get("num_steps", 0)
-        self._tracker.close(is_complete=self._has_ended or self._sent.steps.get(TRAINING, 0) >= num_steps)
+        is_complete = self._has_ended or self._sent.steps.get(TRAINING, 0) >= self._num_steps
+        self._tracker.close(is_complete=is_complete)
 
     def _read_again(self) -> None:
         """A resumed run has cut its records back to its checkpoint."""
@@ -114,7 +125,7 @@ class Sender:
 
     def _rows(self) -> Iterator[tuple[str, int, dict[str, float]]]:
         for row in self._steps.read():
-            self._has_ended = bool(ended_early([row]))
+            self._has_ended, self._step = bool(ended_early([row])), row["step"]
             yield TRAINING, row["step"], numbers_of(row)
         for row in self._measured.read():
             yield row["split"], row["step"], measured(row)
@@ -143,10 +154,16 @@ def send_run(
         is_last = False
         try:
             while not is_last:
-                is_last = not run.is_under_way or wait(POLL_S)  # before the rows: what was written until then is sent
+                is_last = _is_over(run, sender) or wait(POLL_S)  # before the rows: what was written until then is sent
                 yield sender.send_new()
         finally:
             sender.close()
+
+
+def _is_over(run: RunDirectory, sender: Sender) -> bool:
+    """Whether the run has ended: by its launcher, or by its rows if its processes were started separately."""
+    has_launcher = run.read_run().get("status") is not None
+    return not run.is_under_way if has_launcher else sender.has_last_row
 
 
 def numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
+from typing import get_args
 
 import pytest
 import torch
+from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
 from bapo.algorithms.composers.registry import load_composer
-from bapo.config.layers import preset_names
-from bapo.config.load import load_config
+from bapo.config.check import is_section
+from bapo.config.layers import Key, dotted, flatten, preset_names
+from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.preset_list import PRESET_GROUPS, about_preset
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
 from learner.checkpoint import complete_steps
 from learner.losses.base import load_loss
 from tests.support.learner import FakeBuffer, FakeFleet, FakeRecords, make_test_learner, random_batch, with_experts
@@ -46,6 +53,32 @@ def test_the_learner_of_a_preset_trains_publishes_and_saves(name: str, model_pat
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     assert fleet.updates[-1].version == 3
     assert complete_steps(tmp_path / "checkpoints") == [2]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_null_over_a_preset_survives_the_resolved_file(name: str, tmp_path: Path) -> None:
+    defaults, path = dict(flatten(Config().model_dump())), tmp_path / "config.toml"
+    for key, value in flatten(load_config([name], []).model_dump()):
+        if value in (None, defaults.get(key)) or (key not in NULLABLE and "options" not in key):
+            continue
+        try:
+            config = load_config([name], [f"--{dotted(key)}=null"])
+        except ConfigError:  # with the other settings of the preset
+            continue
+        path.write_text(dump_toml(config))
+        assert load_config([path], []) == config, key  # bapo train RUN/config.toml
+        assert load_resolved(path) == config, key
+
+
+def nullable_keys(section: type[BaseModel], at: Key = ()) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        if NoneType in get_args(field.annotation):
+            yield (*at, name)
+        elif is_section(field.annotation):
+            yield from nullable_keys(field.annotation, (*at, name))
+
+
+NULLABLE = set(nullable_keys(Config)) - {("preset",)}
 
 
 def test_every_preset_is_in_one_group() -> None:

@@ -68,8 +68,9 @@ def _of_compose(repository: Path) -> Iterator[Process]:
             text = (repository / service["build"]["dockerfile"]).read_text(encoding="utf-8")
             default = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
             yield from _modules(image, [*ENTRYPOINT, *yaml.safe_load(default[-1])], f"CMD of {name}")
-        if isinstance(command := service.get("command"), list):
-            yield from _modules(image, [*ENTRYPOINT, *command], where)
+        if command := service.get("command"):
+            words = shlex.split(command) if isinstance(command, str) else command
+            yield from _modules(image, [*ENTRYPOINT, *words], where)
 
 
 def _of_kubernetes(repository: Path) -> Iterator[Process]:

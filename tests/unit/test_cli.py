@@ -44,6 +44,16 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
+def test_create_says_that_containers_send_to_no_tracker(config_file: Path, tmp_path: Path) -> None:
+    to = ["--tracking.to", '["tensorboard", "wandb"]']
+    found = call("create", str(config_file), "--run.name", "tracked", *to)
+    path = tmp_path / "outputs" / "tracked"
+    assert found.stdout == f"run directory {path}\n"
+    assert f"bapo track {path} --to tensorboard" in found.stderr
+    assert f"bapo track {path} --to wandb" in found.stderr
+    assert call("create", str(config_file), "--run.name", "plain").stderr == ""
+
+
 def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     made = call("tokens", "create", str(folder), "--redis")

@@ -142,11 +142,18 @@ def test_the_state_of_a_run_is_what_its_launcher_did(folder: Path) -> None:
 
 def test_the_state_of_a_run_in_containers_is_what_its_records_say(folder: Path) -> None:
     now = time.time()
-    rows = {"live": make_row(4, time=now), "silent": make_row(4, time=now - 900), "over": make_row(9, time=now - 900)}
+    rows = {
+        "live": make_row(4, time=now),
+        "silent": make_row(4, time=now - 900, step_s=2.0),
+        "over": make_row(9, time=now - 900),
+        "slow": make_row(4, time=now - 900, step_s=480.0),  # the next step is expected within 3 x 480 s
+        "slow and silent": make_row(4, time=now - 1500, step_s=480.0),
+    }
     for name, row in rows.items():
         make_run(f"outputs/{name}").append_metrics(row)
     found = {name: state_of(RunDirectory.open(f"outputs/{name}")).state for name in rows}
-    assert found == {"live": "running", "silent": "stopped", "over": "finished"}
+    expected = {"live": "running", "silent": "stopped", "over": "finished"}
+    assert found == expected | {"slow": "running", "slow and silent": "stopped"}
     assert "docker compose logs -f learner" in CliRunner().invoke(app, ["status", "outputs/live"]).stdout
 
 

@@ -338,6 +338,11 @@ def test_a_resolved_file_is_read_without_its_preset(write: Write) -> None:
     assert load_resolved(path).algorithm.bad_capacity is None  # the preset says 120
 
 
+def test_a_resolved_file_whose_preset_was_removed_is_read_and_written(write: Write) -> None:
+    config = load_resolved(write('preset = "bapo-gaussian"\n'))
+    assert load_resolved(write(dump_toml(config))) == config
+
+
 @given(
     lr=st.floats(1e-12, 1e3, exclude_min=True),
     name=st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z"),

@@ -180,6 +180,30 @@ def test_two_processes_never_send_a_run_to_one_tracker(run: RunDirectory, monkey
     assert list(first) == []
 
 
+@pytest.mark.parametrize("early", [{}, {"ended": "no gain"}], ids=["all steps", "an early end"])
+def test_a_run_without_a_launcher_is_followed_until_its_last_weights_are_measured(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, early: dict[str, str]
+) -> None:
+    (run.path / "run.json").unlink()
+    run.update_run(commit="abc")  # what `bapo create` writes
+    last, service = 3 if early else 4, Service()
+    records = [
+        lambda: run.append_metrics({"step": 3, **early}),
+        *([] if early else [lambda: run.append_metrics({"step": 4})]),
+        lambda: run.append_evaluation(EVALUATION | {"version": last + 1, "step": last}),
+    ]
+    polls = [3, *(1 for _ in records), 0]
+
+    def wait(seconds: float) -> bool:
+        if service.rows:
+            records.pop(0)()  # IndexError: it waits for more
+        return False
+
+    monkeypatch.setattr("services.trackers.sender.load_tracker", lambda name, tracked: service)
+    assert list(send_run(run, "service", TrackingConfig(), {"run": {"num_steps": 4}}, wait)) == polls
+    assert (records, service.closed) == ([], [True])
+
+
 def test_numbers_of_inner_maps_have_both_names_and_what_is_not_a_number_is_left_out() -> None:
     row: dict[str, Any] = {"step": 1, "kl": None, "seconds": {"batch": 2, "update": {"x": 0.5}}, "rows": [1], "a": "b"}
     assert numbers_of(row) == {"seconds/batch": 2.0, "seconds/update/x": 0.5}

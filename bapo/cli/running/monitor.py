@@ -136,7 +136,8 @@ def track(
 ) -> None:
     """Send the metrics of a run to an experiment tracker: all steps so far, and new ones until the run ends.
 
-    Only needed for a run without [tracking] in its config. Repeated calls send only new steps.
+    For a run without [tracking] in its config, and for one in Docker Compose or on Kubernetes, which start no tracker.
+    Repeated calls send only new steps.
 
     Examples:
 

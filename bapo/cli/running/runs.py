@@ -26,8 +26,9 @@ from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 """`status` in run.json -> displayed state; other values depend on whether the launcher is alive."""
-EXTERNAL_LIVE_S = 300.0
-"""A run of separately started processes counts as running when its latest step is not older."""
+EXTERNAL_LIVE_S, EXTERNAL_LIVE_STEPS = 300.0, 3
+"""A run of separately started processes counts as running when its latest step is not older than the longer of this
+time and this many times what that step took."""
 EXTERNAL = "its processes were started separately: docker compose ps, docker compose logs -f learner; or kubectl"
 ADDRESSES = {"agents_url": "agents", "buffer_url": "buffer", "dashboard_url": "page", "rollout_url": "workers"}
 COLORS = {"running": "green", "starting": "green", "stopped": "yellow", "crashed": "red"}
@@ -168,7 +169,8 @@ def _external_state(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> str
         return "created"
     if metrics[-1]["step"] >= num_steps:
         return "finished"
-    return "running" if time.time() - metrics[-1]["time"] < EXTERNAL_LIVE_S else "stopped"
+    limit_s = max(EXTERNAL_LIVE_S, EXTERNAL_LIVE_STEPS * (metrics[-1].get("step_s") or 0.0))
+    return "running" if time.time() - metrics[-1]["time"] < limit_s else "stopped"
 
 
 def _updated_at(run: RunDirectory) -> float:

@@ -72,6 +72,9 @@ def create(config: Tokens = None) -> None:
     run = create_run(resolved)
     run.update_run(commit=build_info.commit())  # there is no launcher: the processes of this run are started separately
     typer.echo(f"run directory {run.path}")
+    if to := resolved.tracking.to:
+        commands = "".join(f"\n  bapo track {run.path} --to {name}" for name in to)
+        typer.echo(f"tracking.to: Docker Compose and Kubernetes send to no tracker. This does:{commands}", err=True)
 
 
 EXTERNAL_LEARNER = ["--learner.minibatch_size", "1", "--learner.num_ranks", "1"]
