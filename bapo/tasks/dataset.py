@@ -33,6 +33,7 @@ from bapo.tasks.base import (
     TaskContext,
     TaskOptions,
     beginning_of,
+    conversation_of,
     make_prompt,
     require_split,
     whole_responses,
@@ -220,9 +221,9 @@ class DatasetTask(Task):
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
         self._require_files()
         splits = {split: self._read(source) for split, source in self._sources.items()}
-        # Without the answer: one data set writes it as 142, the other as 142.0.
-        held_out = {_question(prompt) for split in self.held_out_splits for prompt in splits[split].values()}
-        leaked = [prompt_id for prompt_id, prompt in splits[TRAIN].items() if _question(prompt) in held_out]
+        form = self._options.question_format
+        held_out = {key for split in self.held_out_splits for one in splits[split].values() for key in _keys(one, form)}
+        leaked = [prompt_id for prompt_id, one in splits[TRAIN].items() if not held_out.isdisjoint(_keys(one, form))]
         for prompt_id in leaked:
             del splits[TRAIN][prompt_id]
         if leaked:
@@ -254,7 +255,7 @@ class DatasetTask(Task):
             raise ConfigError(f"dataset {source} has no rows")
         if num_rows > len(prompts):
             log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
-        _tell_of_other_answers(source, prompts.values())
+        _tell_of_other_answers(source, prompts.values(), self._options.question_format)
         if _compares_texts(self._options, self._context):
             _tell_of_lists(source, prompts.values())
         return prompts
@@ -270,9 +271,20 @@ def _compares_texts(options: DatasetOptions, context: TaskContext) -> bool:
     return None in _rewards(options, context)
 
 
-def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
-    """What the model reads."""
-    return prompt.text, tuple(prompt.images)
+def _question(prompt: Prompt, form: str) -> tuple[str, tuple[str, ...]]:
+    """What is asked, as it is compared: `folded`, and without what `question_format` puts around it."""
+    before, _, after = form.partition(QUESTION)
+    said = [message["content"] for message in conversation_of(prompt) or ()] or [prompt.text]
+    asked = [folded(text.removeprefix(before).removesuffix(after)) for text in said]
+    return "\n".join(asked), tuple(prompt.images)
+
+
+def _keys(prompt: Prompt, form: str) -> set[tuple[str, tuple[str, ...]]]:
+    """The question, and the text: a file may have conversations as another has them rendered.
+
+    Without the answer: one data set writes it as 142, the other as 142.0.
+    """
+    return {_question(prompt, form), (prompt.text, tuple(prompt.images))}
 
 
 def _continued(prompt: Prompt, text: str) -> str:
@@ -280,10 +292,10 @@ def _continued(prompt: Prompt, text: str) -> str:
     return text.removeprefix(beginning_of(prompt))
 
 
-def _tell_of_other_answers(source: str, prompts: Iterable[Prompt]) -> None:
+def _tell_of_other_answers(source: str, prompts: Iterable[Prompt], form: str) -> None:
     """Warn of one question with two answers: a response that is right in one row is wrong in the other."""
     first: dict[tuple[str, tuple[str, ...]], Prompt] = {}
-    pairs = [(first.setdefault(_question(prompt), prompt), prompt) for prompt in prompts]
+    pairs = [(first.setdefault(_question(prompt, form), prompt), prompt) for prompt in prompts]
     others = [(one, two) for one, two in pairs if one.answer["answer"] != two.answer["answer"]]
     if others:
         one, two = (str(prompt.answer[ROW]).rpartition(" ")[2] for prompt in others[0])
