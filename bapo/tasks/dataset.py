@@ -62,6 +62,8 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
 columns that the layout's rewards ask for."""
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 """The first that has a value in any row of the file is taken."""
+INSTRUCTION, INPUT = "instruction", "input"
+"""Alpaca's two columns of one question; how they are joined is the choice of each trainer."""
 
 
 class DatasetOptions(TaskOptions):
@@ -322,6 +324,16 @@ def _tell_of_lists(source: str, prompts: Iterable[Prompt]) -> None:
         )
 
 
+def require_whole(row: Row, column: str) -> None:
+    """Check that a recognized column is the whole question. Raises: ConfigError for a row of Alpaca's with an input."""
+    if column == INSTRUCTION and row.has(INPUT) and str(row.get(INPUT)).strip():
+        raise ConfigError(
+            f"{row.where}: the question is in two columns, {INSTRUCTION!r} and {INPUT!r} (Alpaca). Write both into a "
+            f"column {PROMPT_COLUMNS[0]!r}, as the model shall read them; or leave {INPUT!r} out with "
+            f"task.options.prompt_column = {INSTRUCTION!r} (bapo init, bapo reward test: --prompt-column)"
+        )
+
+
 class PromptWriter:
     """Writes the rows of one file as prompts, all by the same columns, whichever of them are null in a row."""
 
@@ -352,6 +364,8 @@ class PromptWriter:
                 f"{row.where}: column {self._prompt!r} is missing or null; the row has {list(row.values)}. "
                 "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
             )
+        if self._options.prompt_column is None:
+            require_whole(row, self._prompt)
         asked = self._asked(row.get(self._prompt))
         is_messages = isinstance(asked, list)
         text = self._write(row, asked) if is_messages else self._plain(row, asked)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bapo.cli.training.init import inspect_data
 from bapo.core.errors import ConfigError
 from tests.support.tasks import maker
 
@@ -116,6 +117,24 @@ def test_a_malformed_row_is_named_by_file_and_number(tmp_path: Path, content: st
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         make_task(path=str(path)).prompts("train")
+
+
+def test_a_question_in_two_columns_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+    alone, both = (
+        {"instruction": "Say hi", "input": " ", "answer": "hi"},
+        {"instruction": "Translate", "answer": "chat"},
+    )
+    assert make_task(path=_jsonl(tmp_path / "a.jsonl", alone)).prompts("train")[0].text == "Say hi"
+    for value in ("cat", 7):
+        path = _jsonl(tmp_path / "b.jsonl", alone, both | {"input": value})
+        with pytest.raises(ConfigError, match=r"b.jsonl row 2: .*'instruction' and 'input'"):
+            make_task(path=path).prompts("train")
+        with pytest.raises(ConfigError, match=r"b.jsonl row 2: .*'instruction' and 'input'"):
+            inspect_data(path, None, None)
+        assert inspect_data(path, "instruction", None).prompt_column == "instruction"
+        assert make_task(path=path, prompt_column="instruction").prompts("train")[1].text == "Translate"
+    path = _jsonl(tmp_path / "c.jsonl", both | {"input": "cat", "prompt": "Translate: cat"})
+    assert make_task(path=path).prompts("train")[0].text == "Translate: cat"
 
 
 @pytest.mark.parametrize("answer", [{"text": ["5"], "start": [0]}, [{"text": "5"}]])
