@@ -366,13 +366,16 @@ class PromptWriter:
             )
         if self._options.prompt_column is None:
             require_whole(row, self._prompt)
-        asked = self._asked(row.get(self._prompt))
+        value = self._value_of(row)
+        asked = self._asked(value)
         is_messages = isinstance(asked, list)
         text = self._write(row, asked) if is_messages else self._plain(row, asked)
         if is_messages:
             extra[MESSAGES] = asked
-        if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f"{row.where}: column {self._prompt!r} must be text or messages, got {asked!r:.80}")
+        if not isinstance(text, str) or not text.strip() or not (images or _has_question(value)):
+            raise ConfigError(
+                f"{row.where}: column {self._prompt!r} must be text or messages, with a question; got {value!r:.80}"
+            )
         self._require_images(row, text, images)
         _check_json(row, extra | answer)
         try:
@@ -425,11 +428,15 @@ class PromptWriter:
             if row.has(name):
                 yield name, row.get(name)
 
+    def _value_of(self, row: Row) -> Any:
+        """The column's own value, with images as `<image>`."""
+        value = row.get(self._prompt)
+        has_images = self._options.images_column is not None and isinstance(value, list)
+        return [in_words(message) for message in value] if has_images else value
+
     def _asked(self, value: Any) -> Any:
         """Prompt of a row: text, or messages if the row has them or the options build them."""
         options = self._options
-        if options.images_column is not None and isinstance(value, list):
-            value = [in_words(message) for message in value]
         if isinstance(value, str):
             value = options.question_format.replace(QUESTION, value)
         if isinstance(value, str) and options.chat:
@@ -518,6 +525,14 @@ class Conversations:
                 f"task.options.message_format {form!r} cannot be filled: {error!r}; "
                 "its fields are {role} and {content}"
             ) from error
+
+
+def _has_question(value: str | Messages) -> bool:
+    """Whether a text says anything; of messages, whether any does and every one of the user does."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    said = [(message["role"], message["content"].strip()) for message in value]
+    return any(content for _, content in said) and all(content for role, content in said if role == "user")
 
 
 def _has_fields(answer: Any) -> bool:
