@@ -136,17 +136,28 @@ def _parquet_rows(path: Path, only: Sequence[str] | None) -> Iterator[Row]:
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE, columns=only):
-            narrow = [field for field in batch.schema if "float" in str(field.type)]
+            narrow = _narrow(batch.schema)
             for values in batch.to_pylist():
                 number += 1
-                values |= {field.name: _shortest(values[field.name], field.type) for field in narrow}
-                yield Row(where=f"{path} row {number}", values=values)
+                yield Row(where=f"{path} row {number}", values=values | _shortened(values, narrow))
     except (arrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: not a readable parquet file (after row {number}): {error}") from error
 
 
+def _narrow(schema: Any) -> dict[str, Any]:
+    """The columns with floats of 32 or 16 bits, and their types of Arrow; a float64 is a `double` there."""
+    return {field.name: field.type for field in schema if "float" in str(field.type)}
+
+
+def _shortened(values: Mapping[str, Any], narrow: Mapping[str, Any]) -> dict[str, Any]:
+    """These columns of a row, each float as its shortest decimal: float32's 0.1 is 0.1."""
+    return {name: _shortest(values[name], kind) for name, kind in narrow.items()}
+
+
 def _shortest(value: Any, kind: Any) -> Any:
-    """A float of a narrow column as the shortest decimal that stands for it there: float32's 0.1 is 0.1."""
+    """A float of a narrow column as the shortest decimal that stands for it there."""
+    if "float" not in str(kind):  # the Hub's reader decodes some, such as sound, to values of other fields
+        return value
     if isinstance(value, list) and "list" in str(kind).partition("<")[0]:
         return [_shortest(one, kind.value_type) for one in value]
     if isinstance(value, dict):
@@ -179,4 +190,8 @@ def _hub_rows(name: str, split: str, only: Sequence[str] | None) -> Iterator[Row
     if only is not None:  # decoding images takes longer than anything else
         tops = {part for name in only for part in (name, name.partition(".")[0])}
         rows = rows.select_columns([column for column in rows.column_names if column in tops])
-    return (Row(where=f"{name}:{split} row {number}", values=values) for number, values in enumerate(rows, start=1))
+    narrow = _narrow(rows.features.arrow_schema)
+    return (
+        Row(where=f"{name}:{split} row {number}", values=values | _shortened(values, narrow))
+        for number, values in enumerate(rows, start=1)
+    )

@@ -33,6 +33,7 @@ from bapo.tasks.base import (
     TaskContext,
     TaskOptions,
     beginning_of,
+    conversation_of,
     make_prompt,
     require_split,
     whole_responses,
@@ -61,6 +62,8 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
 columns that the layout's rewards ask for."""
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 """The first that has a value in any row of the file is taken."""
+INSTRUCTION, INPUT = "instruction", "input"
+"""Alpaca's two columns of one question; how they are joined is the choice of each trainer."""
 
 
 class DatasetOptions(TaskOptions):
@@ -220,9 +223,9 @@ class DatasetTask(Task):
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
         self._require_files()
         splits = {split: self._read(source) for split, source in self._sources.items()}
-        # Without the answer: one data set writes it as 142, the other as 142.0.
-        held_out = {_question(prompt) for split in self.held_out_splits for prompt in splits[split].values()}
-        leaked = [prompt_id for prompt_id, prompt in splits[TRAIN].items() if _question(prompt) in held_out]
+        form = self._options.question_format
+        held_out = {key for split in self.held_out_splits for one in splits[split].values() for key in _keys(one, form)}
+        leaked = [prompt_id for prompt_id, one in splits[TRAIN].items() if not held_out.isdisjoint(_keys(one, form))]
         for prompt_id in leaked:
             del splits[TRAIN][prompt_id]
         if leaked:
@@ -254,7 +257,7 @@ class DatasetTask(Task):
             raise ConfigError(f"dataset {source} has no rows")
         if num_rows > len(prompts):
             log.warning("dataset %s: dropped %d duplicate rows", source, num_rows - len(prompts))
-        _tell_of_other_answers(source, prompts.values())
+        _tell_of_other_answers(source, prompts.values(), self._options.question_format)
         if _compares_texts(self._options, self._context):
             _tell_of_lists(source, prompts.values())
         return prompts
@@ -270,9 +273,20 @@ def _compares_texts(options: DatasetOptions, context: TaskContext) -> bool:
     return None in _rewards(options, context)
 
 
-def _question(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
-    """What the model reads."""
-    return prompt.text, tuple(prompt.images)
+def _question(prompt: Prompt, form: str) -> tuple[str, tuple[str, ...]]:
+    """What is asked, as it is compared: `folded`, and without what `question_format` puts around it."""
+    before, _, after = form.partition(QUESTION)
+    said = [message["content"] for message in conversation_of(prompt) or ()] or [prompt.text]
+    asked = [folded(text.removeprefix(before).removesuffix(after)) for text in said]
+    return "\n".join(asked), tuple(prompt.images)
+
+
+def _keys(prompt: Prompt, form: str) -> set[tuple[str, tuple[str, ...]]]:
+    """The question, and the text: a file may have conversations as another has them rendered.
+
+    Without the answer: one data set writes it as 142, the other as 142.0.
+    """
+    return {_question(prompt, form), (prompt.text, tuple(prompt.images))}
 
 
 def _continued(prompt: Prompt, text: str) -> str:
@@ -280,10 +294,10 @@ def _continued(prompt: Prompt, text: str) -> str:
     return text.removeprefix(beginning_of(prompt))
 
 
-def _tell_of_other_answers(source: str, prompts: Iterable[Prompt]) -> None:
+def _tell_of_other_answers(source: str, prompts: Iterable[Prompt], form: str) -> None:
     """Warn of one question with two answers: a response that is right in one row is wrong in the other."""
     first: dict[tuple[str, tuple[str, ...]], Prompt] = {}
-    pairs = [(first.setdefault(_question(prompt), prompt), prompt) for prompt in prompts]
+    pairs = [(first.setdefault(_question(prompt, form), prompt), prompt) for prompt in prompts]
     others = [(one, two) for one, two in pairs if one.answer["answer"] != two.answer["answer"]]
     if others:
         one, two = (str(prompt.answer[ROW]).rpartition(" ")[2] for prompt in others[0])
@@ -307,6 +321,16 @@ def _tell_of_lists(source: str, prompts: Iterable[Prompt]) -> None:
             "list is right, make it a list of JSON or parquet",
             source,
             num,
+        )
+
+
+def require_whole(row: Row, column: str) -> None:
+    """Check that a recognized column is the whole question. Raises: ConfigError for a row of Alpaca's with an input."""
+    if column == INSTRUCTION and row.has(INPUT) and str(row.get(INPUT)).strip():
+        raise ConfigError(
+            f"{row.where}: the question is in two columns, {INSTRUCTION!r} and {INPUT!r} (Alpaca). Write both into a "
+            f"column {PROMPT_COLUMNS[0]!r}, as the model shall read them; or leave {INPUT!r} out with "
+            f"task.options.prompt_column = {INSTRUCTION!r} (bapo init, bapo reward test: --prompt-column)"
         )
 
 
@@ -340,13 +364,18 @@ class PromptWriter:
                 f"{row.where}: column {self._prompt!r} is missing or null; the row has {list(row.values)}. "
                 "Name the column of the prompts in task.options.prompt_column (bapo reward test: --prompt-column)"
             )
-        asked = self._asked(row.get(self._prompt))
+        if self._options.prompt_column is None:
+            require_whole(row, self._prompt)
+        value = self._value_of(row)
+        asked = self._asked(value)
         is_messages = isinstance(asked, list)
         text = self._write(row, asked) if is_messages else self._plain(row, asked)
         if is_messages:
             extra[MESSAGES] = asked
-        if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f"{row.where}: column {self._prompt!r} must be text or messages, got {asked!r:.80}")
+        if not isinstance(text, str) or not text.strip() or not (images or _has_question(value)):
+            raise ConfigError(
+                f"{row.where}: column {self._prompt!r} must be text or messages, with a question; got {value!r:.80}"
+            )
         self._require_images(row, text, images)
         _check_json(row, extra | answer)
         try:
@@ -399,11 +428,15 @@ class PromptWriter:
             if row.has(name):
                 yield name, row.get(name)
 
+    def _value_of(self, row: Row) -> Any:
+        """The column's own value, with images as `<image>`."""
+        value = row.get(self._prompt)
+        has_images = self._options.images_column is not None and isinstance(value, list)
+        return [in_words(message) for message in value] if has_images else value
+
     def _asked(self, value: Any) -> Any:
         """Prompt of a row: text, or messages if the row has them or the options build them."""
         options = self._options
-        if options.images_column is not None and isinstance(value, list):
-            value = [in_words(message) for message in value]
         if isinstance(value, str):
             value = options.question_format.replace(QUESTION, value)
         if isinstance(value, str) and options.chat:
@@ -492,6 +525,14 @@ class Conversations:
                 f"task.options.message_format {form!r} cannot be filled: {error!r}; "
                 "its fields are {role} and {content}"
             ) from error
+
+
+def _has_question(value: str | Messages) -> bool:
+    """Whether a text says anything; of messages, whether any does and every one of the user does."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    said = [(message["role"], message["content"].strip()) for message in value]
+    return any(content for _, content in said) and all(content for role, content in said if role == "user")
 
 
 def _has_fields(answer: Any) -> bool:

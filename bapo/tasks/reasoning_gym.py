@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import Prompt
 from bapo.tasks.base import TRAIN, GeneratedOptions, Task, TaskContext, make_prompt, require_split
+from bapo.tasks.right_answers import folded
 
 FAMILY_NAME = "reasoning_gym"
 ANSWER_START, ANSWER_END = "<answer>", "</answer>"
@@ -30,7 +31,7 @@ TEST = "test"
 
 
 class ReasoningGymOptions(GeneratedOptions):
-    """The `[task.options]` table. Problems that a generator repeats are left out."""
+    """The `[task.options]` table. Questions that a generator repeats are left out."""
 
     num_held_out: int = Field(200, ge=1)
     held_out_seed: int = 1_000_003
@@ -63,7 +64,7 @@ class ReasoningGymTask(Task):
         self._form = options.prompt_format
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """All different prompts of a split; none of `train` is in `test`. Raises: ConfigError for an unknown split."""
+        """Each question of a split once; none of `train` is in `test`. Raises: ConfigError for an unknown split."""
         require_split(self, split)
         return self._prompts[split]
 
@@ -85,23 +86,23 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _prompts(self) -> dict[str, tuple[Prompt, ...]]:
-        found = {split: self._of_split(split) for split in (TEST, TRAIN)}
-        held_out = {prompt.prompt_id for prompt in found[TEST]}
-        found[TRAIN] = tuple(prompt for prompt in found[TRAIN] if prompt.prompt_id not in held_out)
-        if not found[TRAIN]:
+        test, train = self._of_split(TEST), self._of_split(TRAIN)
+        kept = tuple(prompt for question, prompt in train.items() if question not in test)
+        if not kept:
             raise ConfigError(f"task {self.name}: every training problem is in the test split; it has too few problems")
-        return found
+        return {TRAIN: kept, TEST: tuple(test.values())}
 
-    def _of_split(self, split: str) -> tuple[Prompt, ...]:
-        by_id: dict[str, Prompt] = {}
+    def _of_split(self, split: str) -> dict[str, Prompt]:
+        """The first prompt of each question: of several right answers a generator may give another one each time."""
+        by_question: dict[str, Prompt] = {}
         problems = self._problems[split]
         for index in range(len(problems)):
             problem = problems[index]
             text = self._form.replace(QUESTION, problem["question"])
             place = {"split": split, "index": index}
             prompt = make_prompt(self.name, text, {"answer": problem["answer"]}, extra=place)
-            by_id.setdefault(prompt.prompt_id, prompt)
-        return tuple(by_id.values())
+            by_question.setdefault(folded(problem["question"]), prompt)
+        return by_question
 
 
 def _generate(member: str, size: int, seed: int, config: Mapping[str, Any]) -> Any:

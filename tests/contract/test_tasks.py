@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt
 from bapo.tasks.base import Task
 from bapo.tasks.registry import built_in_tasks, load_task
 
@@ -38,6 +39,11 @@ def task(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def _make(name: str) -> Task:
     return load_task(name, NEEDED_OPTIONS.get(name, {}))
+
+
+def _question(prompt: Prompt) -> tuple[str, ...]:
+    """What the model reads, without the answer; of `lookup` also what its tools say."""
+    return prompt.text, *prompt.images, str(prompt.answer.get("values"))
 
 
 def _splits(task: Task) -> list[str]:
@@ -76,9 +82,9 @@ def test_ids_are_unique_within_a_split(task: Task) -> None:
 
 
 def test_no_training_prompt_is_held_out(task: Task) -> None:
-    train = {prompt.prompt_id for prompt in task.prompts("train")}
+    train = set(map(_question, task.prompts("train")))
     for split in task.held_out_splits:
-        assert not train & {prompt.prompt_id for prompt in task.prompts(split)}
+        assert not train & set(map(_question, task.prompts(split)))
 
 
 def test_answers_travel_as_json(task: Task) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bapo.cli.training.init import inspect_data
 from bapo.core.errors import ConfigError
 from tests.support.tasks import maker
 
@@ -116,6 +117,53 @@ def test_a_malformed_row_is_named_by_file_and_number(tmp_path: Path, content: st
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         make_task(path=str(path)).prompts("train")
+
+
+BRIEF, ASKED, EMPTY = ({"role": r, "content": c} for r, c in (("system", "Be brief."), ("user", "1+1?"), ("user", " ")))
+
+
+@pytest.mark.parametrize("prompt", ["", " \n", [], [EMPTY], [BRIEF, EMPTY], [ASKED, MESSAGES[0], EMPTY]], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"question_format": "{prompt}\nThink."},
+        {"chat": True, "message_format": "<{role}>{content}"},
+        {"chat": True, "message_format": "<{role}>{content}", "system_prompt": "Be good."},
+    ],
+    ids=str,
+)
+def test_a_row_without_a_question_is_refused_whatever_the_options_write_around_it(
+    tmp_path: Path, options: dict[str, Any], prompt: Any
+) -> None:
+    path = _jsonl(tmp_path / "train.jsonl", {"prompt": "a", "answer": "1"}, {"prompt": prompt, "answer": "2"})
+    with pytest.raises(ConfigError, match=r"train.jsonl row 2: column 'prompt' must be text or messages"):
+        make_task(path=path, **options).prompts("train")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[BRIEF], [ASKED, {"role": "assistant", "content": "I call it."}, {"role": "tool", "content": ""}]],
+    ids=["system only", "a tool that returns nothing"],
+)
+def test_what_is_asked_may_be_in_another_message_than_an_empty_one(tmp_path: Path, prompt: Any) -> None:
+    path = _jsonl(tmp_path / "train.jsonl", {"prompt": prompt, "answer": "2"})
+    assert len(make_task(path=path).prompts("train")) == 1
+
+
+def test_a_question_in_two_columns_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+    alone = {"instruction": "Say hi", "input": " ", "answer": "hi"}
+    both = {"instruction": "Translate", "answer": "chat"}
+    assert make_task(path=_jsonl(tmp_path / "a.jsonl", alone)).prompts("train")[0].text == "Say hi"
+    for value in ("cat", 7):
+        path = _jsonl(tmp_path / "b.jsonl", alone, both | {"input": value})
+        with pytest.raises(ConfigError, match=r"b.jsonl row 2: .*'instruction' and 'input'"):
+            make_task(path=path).prompts("train")
+        with pytest.raises(ConfigError, match=r"b.jsonl row 2: .*'instruction' and 'input'"):
+            inspect_data(path, None, None)
+        assert inspect_data(path, "instruction", None).prompt_column == "instruction"
+        assert make_task(path=path, prompt_column="instruction").prompts("train")[1].text == "Translate"
+    path = _jsonl(tmp_path / "c.jsonl", both | {"input": "cat", "prompt": "Translate: cat"})
+    assert make_task(path=path).prompts("train")[0].text == "Translate: cat"
 
 
 @pytest.mark.parametrize("answer", [{"text": ["5"], "start": [0]}, [{"text": "5"}]])

@@ -146,6 +146,18 @@ def test_messages_of_parts_become_text_with_places_for_images(tmp_path: Path) ->
     assert task.prompts("train")[0].text == "<image>Which color?"
 
 
+def test_an_image_is_a_question_without_words_and_an_empty_part_is_none(tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    alone = jsonl(tmp_path / "alone.jsonl", {"prompt": "", "answer": "red", "image": "red.png"})
+    task = make_task(path=alone, images_column="image", question_format="<image>{prompt}")
+    assert [prompt.images for prompt in task.prompts("train")] == [(digest_of(RED),)]
+    seen, empty = ([{"role": "user", "content": [part]}] for part in ({"type": "image"}, {"type": "text", "text": ""}))
+    rows = {"prompt": seen, "answer": "red", "image": ["red.png"]}, {"prompt": empty, "answer": "red", "image": []}
+    task = make_task(path=jsonl(tmp_path / "parts.jsonl", *rows), images_column="image", system_prompt="Look.")
+    with pytest.raises(ConfigError, match="row 2: column 'prompt' must be text or messages"):
+        task.prompts("train")
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -85,6 +87,34 @@ def test_a_float_is_the_shortest_decimal_of_its_columns_type(tmp_path: Path, kin
     assert (first.answer["answer"], second.answer["answer"]) == ([0.1], [0.5, 3.0])
     (first, _) = read_rows(str(tmp_path / "train.parquet"))
     assert first.get("reward_model.x") == 0.3
+
+
+class HubTable(SimpleNamespace):
+    """What the package `datasets` makes of a table: Arrow's own values, and the schema."""
+
+    def __init__(self, table: pa.Table) -> None:
+        super().__init__(
+            table=table, column_names=table.column_names, features=SimpleNamespace(arrow_schema=table.schema)
+        )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.table.to_pylist())
+
+    def select_columns(self, names: list[str]) -> HubTable:
+        return HubTable(self.table.select(names))
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float16(), pa.float64()], ids=str)
+def test_a_float_of_a_hub_data_set_is_that_of_a_file(monkeypatch: pytest.MonkeyPatch, kind: pa.DataType) -> None:
+    table = pa.table({"prompt": ["q", "r"], "answer": pa.array([0.1, 2.5], kind), "level": pa.array([0.3, None], kind),
+                      "extra_info": pa.array([{"x": [0.2]}, None], pa.struct([("x", pa.list_(kind))]))})  # fmt: skip
+    package = SimpleNamespace(load_dataset=lambda name, split: HubTable(table))
+    monkeypatch.setitem(sys.modules, "datasets", cast("ModuleType", package))
+    task = make_task(path="owner/name:train")
+    first, second = task.prompts("train")
+    assert (task.rewards(first, ["0.1", "0.2"]), task.gold(second)) == ([1.0, 0.0], "2.5")
+    (first, second) = read_rows("owner/name:train")
+    assert (first.get("extra_info.x"), first.get("level"), second.has("level")) == ([0.2], 0.3, False)
 
 
 def test_one_question_with_two_answers_is_told_with_both_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

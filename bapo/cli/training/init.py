@@ -23,7 +23,7 @@ from bapo.runtime.model_files import context_length, folder_of, is_hub_id, missi
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.tasks.base import TaskContext
 from bapo.tasks.data_files import Row, first_with_values, is_file, read_rows
-from bapo.tasks.dataset import ANSWER_COLUMNS, NAME, PROMPT_COLUMNS
+from bapo.tasks.dataset import ANSWER_COLUMNS, INSTRUCTION, NAME, PROMPT_COLUMNS, require_whole
 from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.grading.trial import try_first
 from bapo.tasks.registry import load_task
@@ -138,6 +138,9 @@ def inspect_data(source: str, prompt_column: str | None, answer_column: str | No
         raise _no_column(rows[0], prompt_column, PROMPT_COLUMNS, "prompt")
     if answer is None:
         raise _no_column(rows[0], answer_column, answers, "answer")
+    if prompt == INSTRUCTION and prompt_column is None:  # the run gets it by name, and takes a named column as it is
+        for row in read_rows(source):
+            require_whole(row, prompt)
     return Data(
         prompt_column=prompt,
         answer_column=None if answer in known and answer_column is None else answer,
