@@ -9,6 +9,7 @@ vLLM's `EngineClient` is not for agents, and refuses.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from vllm.entrypoints.openai.chat_completion.api_router import attach_router as 
 from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completions
 from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
 from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import Logprob
@@ -186,6 +188,17 @@ def _refused(name: str) -> Any:
 for _name in sorted(EngineClient.__abstractmethods__ - set(vars(Client))):
     setattr(Client, _name, _refused(_name))
 Client.__abstractmethods__ = frozenset()
+
+
+_tokenize_params = ResponsesRequest.build_tok_params
+
+
+def _without_special_tokens(request: ResponsesRequest, model_config: Any) -> Any:
+    """A chat template writes all of them, and vLLM's route of responses, unlike that of chats, adds those of a text."""
+    return replace(_tokenize_params(request, model_config), add_special_tokens=False)
+
+
+ResponsesRequest.build_tok_params = _without_special_tokens  # type: ignore[assignment, method-assign]
 
 
 async def make_app(config: Config, client: Client) -> FastAPI:
