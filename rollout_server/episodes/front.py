@@ -24,6 +24,7 @@ from bapo.core.errors import BapoError, UnavailableError
 from bapo.core.types import RolloutRequest
 from bapo.runtime.auth.api_tokens import Keyring
 from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Rule
 from bapo.transport.rollout_client import AgentsStatus
@@ -171,7 +172,7 @@ class AgentFront:
         )
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
-        app = await make_app(self._config, client)
+        app = await make_app(self._config, client, task_of(self._config).chat_variables())
         quiet_parsers(lambda: self.counts.add("episodes/malformed"))
         guard(
             app, self._episodes, self._config,

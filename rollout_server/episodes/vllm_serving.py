@@ -8,7 +8,7 @@ vLLM's `EngineClient` is not for agents, and refuses.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -201,8 +201,12 @@ def _without_special_tokens(request: ResponsesRequest, model_config: Any) -> Any
 ResponsesRequest.build_tok_params = _without_special_tokens  # type: ignore[assignment, method-assign]
 
 
-async def make_app(config: Config, client: Client) -> FastAPI:
-    """The routes that agents call, without any gate."""
+async def make_app(config: Config, client: Client, chat_variables: Mapping[str, Any]) -> FastAPI:
+    """The routes that agents call, without any gate.
+
+    Args:
+        chat_variables: of the chat template, besides the conversation; what a call says itself comes first.
+    """
     settings = config.agents
     assert settings is not None
     flags = ["--model", config.model.path, "--served-model-name", settings.model_name, "--generation-config", "vllm"]
@@ -211,6 +215,7 @@ async def make_app(config: Config, client: Client) -> FastAPI:
     if settings.reasoning_parser:
         flags += ["--reasoning-parser", settings.reasoning_parser]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)  # type: ignore[no-untyped-call]
+    args.default_chat_template_kwargs = dict(chat_variables)  # not by the parser: some are functions
     app = FastAPI(title="BAPO episodes")
     await init_app_state(client, app.state, args, ("generate",))
     init_exception_handler(app)
