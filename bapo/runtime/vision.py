@@ -1,6 +1,6 @@
 """Image preprocessing of a vision-language model: patches of pixels, and the number of their tokens.
 
-    PNG or JPEG -> RGB -> resized to multiples of a token's pixels -> normalized -> patches [n, D] and their grid
+    PNG or JPEG -> upright, RGB -> resized to multiples of a token's pixels -> normalized -> patches [n, D], their grid
     <image> in a prompt -> <|vision_start|> <|image_pad|> x n / merge^2 <|vision_end|>
 
 Engine and learner share it, so that they compute on the same values; a test compares it with transformers' image
@@ -16,6 +16,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,13 +225,23 @@ def missing_package() -> str:
 
 
 def decoded(data: bytes) -> Any:
-    """A file as a PIL image in RGB; transparent pixels become white."""
+    """A file as a PIL image in RGB, upright; transparent pixels become white."""
     pillow = _pillow()
     image = pillow.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+    set_upright(image)
     if not image.has_transparency_data:
         return image.convert("RGB")
     image = image.convert("RGBA")
     return pillow.alpha_composite(pillow.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def set_upright(image: Any) -> None:
+    """Turn a PIL image as its EXIF orientation says, like viewers and transformers' `load_image`."""
+    image.load()  # what is broken in the pixels is raised here
+    # Any error of the EXIF data is no error of the image: unreadable, they say nothing; and Pillow writes them back
+    # after it has turned the pixels, where nobody reads them.
+    with suppress(Exception):
+        importlib.import_module("PIL.ImageOps").exif_transpose(image, in_place=True)
 
 
 def _excluded(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -67,6 +67,8 @@ class TaskContext:
     rewards: tuple[str, ...] = ()
     """The functions of `task.reward`, with `task` for the task's own among several; its prompts keep the columns that
     they ask for. Empty: the task's own reward grades."""
+    for_agents: bool = False
+    """Whether agents send the conversations of prompts, so that their address writes them, by the model's template."""
 
 
 class Task(ABC):
@@ -120,6 +122,10 @@ class Task(ABC):
         Raises: KeyError if there is none; ConfigError for a task without images.
         """
         raise ConfigError(f"task {self.name!r}: its prompts have images, so it must define image(digest)")
+
+    def chat_variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template, besides the conversation, for the address that agents call."""
+        return {}
 
     def load_reward(self) -> None:  # noqa: B027 - most tasks have none
         """Import user code that only graders need. Raises: ConfigError."""

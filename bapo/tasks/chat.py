@@ -38,14 +38,13 @@ def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CH
     Raises: ConfigError for unreadable files, a template that does not compile, an invalid date or option; when called,
         for a conversation that the template rejects or cannot continue.
     """
-    if reserved := [name for name in RESERVED_OPTIONS if name in options]:
-        raise ConfigError(f"task.options.chat_options: {reserved[0]} cannot be set; it follows from each conversation")
+    variables = chat_variables(options, today)
     files = TokenizerFiles(tokenizer)
     source = files.template(with_tools=options.get("tools") is not None)
     if source is None:
         return None
-    template, used = _compiled(source, tokenizer, _midnight(today))
-    context = {"tools": None, "documents": None, **files.special_tokens(used - options.keys()), **options}
+    template, used = _compiled(source, tokenizer)
+    context = {"tools": None, "documents": None, **files.special_tokens(used - options.keys()), **variables}
 
     def render(messages: Messages) -> str:
         def write(shown: Messages) -> str:
@@ -58,6 +57,13 @@ def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CH
         return written_open(write, messages) if is_open(messages) else write(messages)
 
     return render
+
+
+def chat_variables(options: Mapping[str, Any], today: str) -> dict[str, Any]:
+    """What a template finds besides the conversation and special tokens; arguments as above. Raises: ConfigError."""
+    if reserved := [name for name in RESERVED_OPTIONS if name in options]:
+        raise ConfigError(f"task.options.chat_options: {reserved[0]} cannot be set; it follows from each conversation")
+    return {"strftime_now": _midnight(today).strftime, **options}
 
 
 def is_open(messages: Messages) -> bool:
@@ -79,7 +85,7 @@ def written_open(write: Render, messages: Messages) -> str:
     return text[:end].rstrip() if is_stripped else text[:end]
 
 
-def _compiled(source: str, tokenizer: str, now: datetime) -> tuple[Any, frozenset[str]]:
+def _compiled(source: str, tokenizer: str) -> tuple[Any, frozenset[str]]:
     """The template and the names of its variables."""
     # Imported lazily: jinja2 comes with torch and transformers, which text prompts do not need.
     try:
@@ -91,7 +97,6 @@ def _compiled(source: str, tokenizer: str, now: datetime) -> tuple[Any, frozense
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = now.strftime
     try:
         variables: Iterable[str] = meta.find_undeclared_variables(environment.parse(source))
         return environment.from_string(source), frozenset(variables)

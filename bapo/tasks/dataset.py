@@ -38,11 +38,12 @@ from bapo.tasks.base import (
     require_split,
     whole_responses,
 )
-from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, is_open, written_open
+from bapo.tasks.chat import CHAT_DATE, Messages, Render, chat_template, chat_variables, is_open, written_open
 from bapo.tasks.data_files import Row, first_with_values, is_file, read_rows
 from bapo.tasks.images import Images, in_words
 from bapo.tasks.rewards import Verifier, load_reward, reward_columns
 from bapo.tasks.right_answers import as_text, exact_texts, folded, gold_text, is_list_in_text, right_answers
+from bapo.tasks.tokenizer_files import TEMPLATE_FILE
 from bapo.tasks.user_functions import ALL
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,8 @@ class DatasetTask(Task):
     """Name of a split -> where its file comes from, for the message when it is not there."""
 
     def __init__(self, options: DatasetOptions, context: TaskContext) -> None:
-        """Files are read at the first call of `prompts`."""
+        """Files are read at the first call of `prompts`. Raises: ConfigError for what agents would not get."""
+        _require_the_models_template(options, context)
         self.held_out_splits = tuple(options.held_out)
         self._options = options
         self._context = context
@@ -165,6 +167,10 @@ class DatasetTask(Task):
     def image(self, digest: str) -> bytes:
         """The file of an image of a prompt that was read. Raises: KeyError."""
         return self._images.image(digest)
+
+    def chat_variables(self) -> Mapping[str, Any]:
+        """The options of the chat template, and its date. Raises: ConfigError."""
+        return chat_variables(self._options.chat_options, self._options.chat_date)
 
     def load_reward(self) -> None:
         """Import the user's reward, if there is one. Raises: ConfigError."""
@@ -263,6 +269,16 @@ class DatasetTask(Task):
         return prompts
 
 
+def _require_the_models_template(options: DatasetOptions, context: TaskContext) -> None:
+    """Raises: ConfigError for agents' conversations that are to be written otherwise than their address does."""
+    for name in ("message_format", "tokenizer") if context.for_agents else ():
+        if getattr(options, name) not in (None, context.tokenizer):
+            raise ConfigError(
+                f"[agents] with task.options.{name}: their address writes conversations by the model's own chat "
+                f"template; remove {name}, or write such a template to {TEMPLATE_FILE} in the folder of model.path"
+            )
+
+
 def _rewards(options: DatasetOptions, context: TaskContext) -> list[str | None]:
     """The functions that grade; None: answers are compared as texts."""
     return [options.reward if name == OWN else name for name in context.rewards or (OWN,)]
@@ -354,7 +370,7 @@ class PromptWriter:
         self._folder = Path(source).parent if is_file(source) else None
         self._by_text = _compares_texts(options, context)
         self._for_reward = frozenset[str]().union(*map(reward_columns, filter(None, _rewards(options, context))))
-        self._write = Conversations(options, context.tokenizer, self._prompt)
+        self._write = Conversations(options, context, self._prompt)
 
     def __call__(self, row: Row) -> Prompt:
         """One row as a prompt. Raises: ConfigError that names the row."""
@@ -474,10 +490,10 @@ class PromptWriter:
 class Conversations:
     """Writes messages (verl, SkyRL, TRL) as the text that the model reads."""
 
-    def __init__(self, options: DatasetOptions, tokenizer: str | None, column: str) -> None:
-        """`tokenizer`: the model's; `column`: of the messages."""
-        self._options, self._column = options, column
-        self._tokenizer = options.tokenizer or tokenizer
+    def __init__(self, options: DatasetOptions, context: TaskContext, column: str) -> None:
+        """`column`: of the messages."""
+        self._options, self._column, self._for_agents = options, column, context.for_agents
+        self._tokenizer = options.tokenizer or context.tokenizer
 
     def __call__(self, row: Row, messages: Sequence[Any]) -> str:
         """Raises: ConfigError that names the row."""
@@ -486,6 +502,11 @@ class Conversations:
             if not is_message or not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 where = f"{row.where}: column {self._column!r}"
                 raise ConfigError(f"{where}: a message needs role and content, got {message!r:.80}")
+        if self._for_agents and is_open(messages):
+            raise ConfigError(
+                f"{row.where}: the conversation ends with an assistant's message, which the model is to continue; with "
+                "[agents] it is not: their address closes it and opens another. Remove the message"
+            )
         try:
             if self._template is not None:
                 return self._template(messages)

@@ -21,6 +21,7 @@ from typing import Any
 from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.runtime.run_directory.images import ImageFiles
+from bapo.runtime.vision import set_upright
 from bapo.tasks.base import IMAGE, Task
 
 MAX_IMAGE_BYTES = 20 << 20
@@ -88,8 +89,8 @@ def read_image(value: Any, where: str, folder: Path | None = None) -> bytes:
     return data
 
 
-def check_image(data: bytes, where: str) -> tuple[int, int]:
-    """Width and height of a complete PNG or JPEG. Raises: ConfigError, before decoding if it is too large."""
+def check_image(data: bytes, where: str) -> None:
+    """Require a complete PNG or JPEG. Raises: ConfigError, before decoding if it is too large."""
     if len(data) > MAX_IMAGE_BYTES:
         raise ConfigError(f"{where}: the image has {len(data)} bytes, more than the limit of {MAX_IMAGE_BYTES}")
     pillow = _pillow(where)
@@ -109,7 +110,6 @@ def check_image(data: bytes, where: str) -> tuple[int, int]:
         pillow.open(io.BytesIO(data), formats=FORMATS).load()
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ConfigError(f"{where}: the image is broken or truncated: {error}") from error
-    return width, height
 
 
 def _bytes_of(value: Any, where: str, folder: Path | None) -> bytes:
@@ -143,7 +143,8 @@ def _file(path: Path, where: str) -> bytes:
 
 def _as_png(image: Any) -> bytes:
     """The original file of a PIL image is not available; equal pixels give equal bytes."""
-    buffer = io.BytesIO()
+    buffer, image = io.BytesIO(), image.copy()
+    set_upright(image)  # the PNG has no EXIF data
     (image.convert("RGB") if image.mode in NOT_IN_PNG else image).save(buffer, format="PNG")
     return buffer.getvalue()
 

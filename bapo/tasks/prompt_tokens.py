@@ -1,4 +1,4 @@
-"""Token ids of a prompt: one rule for the engine and for whatever counts or checks prompts.
+"""Token ids of a prompt: one rule for the engine, the agents' address and whatever counts or checks prompts.
 
     written by a chat template      no token is added: the ids of transformers' `apply_chat_template(tokenize=True)`
     other text                      with the special tokens that the tokenizer adds, as in vLLM's completions
@@ -36,9 +36,13 @@ class Tokenizer(Protocol):
 
 def prompt_token_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """[P] token ids of a prompt, each image as one token."""
-    text, begin = written(prompt), tokenizer.bos_token
-    is_complete = is_templated(prompt) or bool(begin and text.startswith(str(begin)))
-    return list(tokenizer.encode(text, add_special_tokens=not is_complete))
+    text = written(prompt)
+    return list(tokenizer.encode(text, add_special_tokens=not is_complete(prompt, text, tokenizer.bos_token)))
+
+
+def is_complete(prompt: Prompt, text: str, begin: Any) -> bool:
+    """Whether a text for this prompt, or what an agent makes of it, has all special tokens; `begin`: BOS, or None."""
+    return is_templated(prompt) or bool(begin and text.startswith(str(begin)))
 
 
 def round_trips_of(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> RoundTrips:

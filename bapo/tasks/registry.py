@@ -32,7 +32,9 @@ FORMER = {"tokenizer": "tokenizer", "graded_by": "rewards", "family_member": "me
 
 def task_of(config: Config) -> Task:
     """The task of a run. Raises: ConfigError."""
-    context = TaskContext(tokenizer=config.model.path, rewards=config.task.reward_functions)
+    context = TaskContext(
+        tokenizer=config.model.path, rewards=config.task.reward_functions, for_agents=config.agents is not None
+    )
     return load_task(config.task.name, config.task.options, context)
 
 

@@ -24,6 +24,7 @@ from bapo.core.errors import BapoError, UnavailableError
 from bapo.core.types import RolloutRequest
 from bapo.runtime.auth.api_tokens import Keyring
 from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.registry import task_of
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Rule
 from bapo.transport.rollout_client import AgentsStatus
@@ -171,9 +172,12 @@ class AgentFront:
         )
         client.sample = recorder.sample
         self._decode = lambda many: list(tokenizer.batch_decode(many, skip_special_tokens=True))
-        app = await make_app(self._config, client)
+        app = await make_app(self._config, client, task_of(self._config).chat_variables())
         quiet_parsers(lambda: self.counts.add("episodes/malformed"))
-        guard(app, self._episodes, self._config, base_url=self._base_url, keyring=self._keyring)
+        guard(
+            app, self._episodes, self._config,
+            base_url=self._base_url, keyring=self._keyring, begin=tokenizer.bos_token,
+        )  # fmt: skip
         self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **SERVER_SETTINGS))
         self._delivery.start()
         loops = (self._follow_versions(), self._episodes.watch(), self._show())
@@ -239,8 +243,14 @@ class AgentFront:
         self._delivery.refuse_async(request.request_id, reason, detail)
 
 
-def guard(app: FastAPI, episodes: Episodes, config: Config, *, base_url: str, keyring: Keyring | None) -> None:
-    """Make vLLM's app the agents' address: its routes are open to whoever has the key of an episode, ours to tokens."""
+def guard(
+    app: FastAPI, episodes: Episodes, config: Config, *, base_url: str, keyring: Keyring | None, begin: str | None
+) -> None:
+    """Make vLLM's app the agents' address: its routes are open to whoever has the key of an episode, ours to tokens.
+
+    Args:
+        begin: the tokenizer's BOS token, if it has one.
+    """
     settings = config.agents
     assert settings is not None
     for route in app.router.routes:
@@ -253,6 +263,7 @@ def guard(app: FastAPI, episodes: Episodes, config: Config, *, base_url: str, ke
         keyring=keyring,
         model_name=settings.model_name,
         longest=config.rollout.longest_sequence,
+        begin=begin,
     )
     app.add_middleware(HttpGuard, routes=app.router.routes, keyring=keyring, refused=lambda reason: None)
     app.add_middleware(KeyInPath)

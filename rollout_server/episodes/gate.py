@@ -21,6 +21,7 @@ from bapo.core.errors import AccessError, BapoError, LimitError
 from bapo.core.types import Prompt
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.tasks.base import is_templated
+from bapo.tasks.prompt_tokens import is_complete
 from bapo.transport.http_guard import App, Message, Receive, Scope, Send
 from rollout_server.episodes.caller import CALLER, Caller
 
@@ -87,6 +88,7 @@ class Gate:
         keyring: Keyring | None,
         model_name: str,
         longest: int,
+        begin: str | None,
     ) -> None:
         """
         Args:
@@ -94,9 +96,10 @@ class Gate:
             keyring: of the tokens that some take for keys.
             model_name: that of the one model that is served.
             longest: tokens of the longest call, prompt and reply together.
+            begin: the tokenizer's BOS token, if it has one.
         """
         self._app, self._prompt_of, self._keyring = app, prompt_of, keyring
-        self._model_name, self._longest = model_name, longest
+        self._model_name, self._longest, self._begin = model_name, longest, begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a call on, or refuse it."""
@@ -114,7 +117,7 @@ class Gate:
             await refusal_of(error)(scope, receive, send)
             return
         CALLER.set(Caller(key=key, digest=digest_of(path, body), is_retry=is_retry(scope)))
-        served = adapted(path, fields, model_name=self._model_name, longest=self._longest)
+        served = adapted(path, fields, prompt, model_name=self._model_name, longest=self._longest, begin=self._begin)
         await self._app(scope, _replayed(json.dumps(served).encode(), receive), send)
 
     def _prompt(self, key: str) -> Prompt:
@@ -199,15 +202,21 @@ def texts_in(value: Any) -> Iterator[str]:
             yield from texts_in(part)
 
 
-def adapted(path: str, fields: Mapping[str, Any], *, model_name: str, longest: int) -> dict[str, Any]:
+def adapted(
+    path: str, fields: Mapping[str, Any], prompt: Prompt, *, model_name: str, longest: int, begin: str | None
+) -> dict[str, Any]:
     """The call as vLLM serves it: whatever model the client names is the policy, a limit of its own never too large.
 
     Messages without tools have the choice of none: for a missing one vLLM parses calls of tools, and then shows none.
+    A text gets no special tokens where it has them, as the prompt of a run without agents, unless the client says so.
     """
     limits = {name: min(fields[name], longest) for name in LIMITS if type(fields.get(name)) is int}
     is_plain = path == "/v1/messages" and not fields.get("tools")
     choice = {"tool_choice": {"type": "none"}} if is_plain else {}
-    return {**fields, "model": model_name, **limits, **choice}
+    text = fields.get("prompt")
+    is_whole = path == "/v1/completions" and isinstance(text, str) and is_complete(prompt, text, begin)
+    special = {"add_special_tokens": False} if is_whole else {}
+    return {**special, **fields, "model": model_name, **limits, **choice}
 
 
 def refusal_of(error: BapoError) -> JSONResponse:

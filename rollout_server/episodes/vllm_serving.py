@@ -8,7 +8,8 @@ vLLM's `EngineClient` is not for agents, and refuses.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from vllm.entrypoints.openai.chat_completion.api_router import attach_router as 
 from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completions
 from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
 from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import Logprob
@@ -188,8 +190,23 @@ for _name in sorted(EngineClient.__abstractmethods__ - set(vars(Client))):
 Client.__abstractmethods__ = frozenset()
 
 
-async def make_app(config: Config, client: Client) -> FastAPI:
-    """The routes that agents call, without any gate."""
+_tokenize_params = ResponsesRequest.build_tok_params
+
+
+def _without_special_tokens(request: ResponsesRequest, model_config: Any) -> Any:
+    """A chat template writes all of them, and vLLM's route of responses, unlike that of chats, adds those of a text."""
+    return replace(_tokenize_params(request, model_config), add_special_tokens=False)
+
+
+ResponsesRequest.build_tok_params = _without_special_tokens  # type: ignore[assignment, method-assign]
+
+
+async def make_app(config: Config, client: Client, chat_variables: Mapping[str, Any]) -> FastAPI:
+    """The routes that agents call, without any gate.
+
+    Args:
+        chat_variables: of the chat template, besides the conversation; what a call says itself comes first.
+    """
     settings = config.agents
     assert settings is not None
     flags = ["--model", config.model.path, "--served-model-name", settings.model_name, "--generation-config", "vllm"]
@@ -198,6 +215,7 @@ async def make_app(config: Config, client: Client) -> FastAPI:
     if settings.reasoning_parser:
         flags += ["--reasoning-parser", settings.reasoning_parser]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)  # type: ignore[no-untyped-call]
+    args.default_chat_template_kwargs = dict(chat_variables)  # not by the parser: some are functions
     app = FastAPI(title="BAPO episodes")
     await init_app_state(client, app.state, args, ("generate",))
     init_exception_handler(app)

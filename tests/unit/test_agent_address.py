@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from bapo.config.tree import Config
 from bapo.core.types import MESSAGES, Prompt
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.tasks.base import TEMPLATED
 from rollout_server.episodes import front as front_module
 from rollout_server.episodes.caller import CALLER
 from rollout_server.episodes.episode import new_key
@@ -43,7 +44,7 @@ class Address:
             app.post(path)(_parsed if path == "/v1/responses" else _echo)
         app.get("/v1/models")(_models)
         keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
-        guard(app, self.front.episodes, CONFIG, base_url="http://agents/v1", keyring=keyring)
+        guard(app, self.front.episodes, CONFIG, base_url="http://agents/v1", keyring=keyring, begin="<bos>")
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agents")
 
     async def open(self, prompt: Prompt = REQUEST.prompt) -> str:
@@ -251,6 +252,29 @@ async def test_a_rendered_prompt_is_not_rendered_again(path: str, fields: dict[s
     assert "begin with the prompt's messages" in await address.refusal(400, "POST", path, token=key, json=fields)
     await address.said("POST", CHAT, token=key, json={"messages": messages})
     await address.said("POST", "/v1/completions", token=key, json={"prompt": RENDERED})
+
+
+@pytest.mark.parametrize(
+    ("is_templated", "sent", "added"),
+    [
+        (True, {"prompt": RENDERED}, False),
+        (True, {"prompt": f"{RENDERED}get a<eos><tool>37<assistant>"}, False),
+        (True, {"prompt": RENDERED, "add_special_tokens": True}, True),
+        (False, {"prompt": "<bos>1+2"}, False),
+        (False, {"prompt": "1+2"}, None),
+        (True, {"prompt": [4, 5]}, None),
+    ],
+)
+@in_loop
+async def test_a_text_with_its_special_tokens_gets_no_further_ones(
+    is_templated: bool, sent: dict[str, Any], added: bool | None
+) -> None:
+    address = Address()
+    key = await address.open(Prompt(prompt_id="a", text=RENDERED, task="lookup", answer={TEMPLATED: is_templated}))
+    said = await address.said("POST", "/v1/completions", token=key, json=sent)
+    assert said["body"].get("add_special_tokens") is added
+    said = await address.said("POST", CHAT, token=key, json={"messages": []})
+    assert "add_special_tokens" not in said["body"], "vLLM adds none to a conversation"
 
 
 @in_loop

@@ -11,12 +11,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.json_values import from_map, to_map
 from bapo.core.types import Prompt
 from bapo.runtime.run_directory.images import ImageFiles, media_type
+from bapo.runtime.vision import decoded
 from bapo.tasks.base import make_prompt
 from bapo.tasks.dataset import DatasetTask
 from bapo.tasks.images import MAX_IMAGE_BYTES, Images, digest_of, read_image
@@ -52,6 +53,46 @@ def test_images_come_as_bytes_paths_maps_and_pil_images(tmp_path: Path) -> None:
     assert read_image(BLUE, "row 1") == BLUE
     again = Image.open(io.BytesIO(read_image(Image.open(io.BytesIO(RED)), "row 1")))
     assert (again.format, again.getpixel((0, 0))) == ("PNG", (255, 0, 0))
+
+
+RESOLUTION = b"\x01\x1a\0\x05", b"\x01\x1a\0\x02"
+"""An entry of EXIF data: the tag, and its type: a fraction, or else a text, which Pillow reads but cannot write."""
+
+
+def photo(orientation: int, kind: str = "JPEG", damage: tuple[bytes, bytes] = (b"", b"")) -> bytes:
+    """A photo as its camera stores it, upside down or on its side: red on the left and white on the right, 32 x 16."""
+    image = Image.new("RGB", (32, 16), "white")
+    image.paste("red", (0, 0, 16, 16))
+    turned = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.XResolution] = orientation, 72.0
+    buffer = io.BytesIO()
+    image.transpose(turned[orientation]).save(buffer, format=kind, exif=exif.tobytes().replace(*damage))
+    return buffer.getvalue()
+
+
+def left_and_right(image: Any) -> tuple[Any, Any]:
+    """The size of an image, and whether two of its pixels are red."""
+    width, height = image.size
+    return image.size, [image.getpixel((x, height // 2))[1] < 50 for x in (width // 4, 3 * width // 4)]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_a_photo_is_shown_to_the_model_as_to_a_person(kind: str, orientation: int, tmp_path: Path) -> None:
+    from transformers.image_utils import load_image
+
+    (path := tmp_path / "photo").write_bytes(photo(orientation, kind))
+    of_file, of_pil = read_image(path, "row 1"), read_image(Image.open(path), "row 1")
+    assert (of_file, Image.open(io.BytesIO(of_pil)).size) == (path.read_bytes(), (32, 16)), "the file itself is kept"
+    for shown in (decoded(of_file), decoded(of_pil), load_image(str(path))):
+        assert left_and_right(shown) == ((32, 16), [True, False])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_data_that_are_damaged_cost_no_image_and_no_orientation_that_can_be_read(kind: str) -> None:
+    for damage, size in ((RESOLUTION, (32, 16)), ((b"MM\0*", b"XX\0*"), (16, 32))):
+        assert decoded(read_image(photo(6, kind, damage), "row 1")).size == size
 
 
 @pytest.mark.parametrize(

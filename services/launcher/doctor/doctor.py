@@ -21,6 +21,7 @@ from bapo.core.types import MESSAGES
 from bapo.runtime.machine import vllm_build
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.prompt_tokens import ended_prompts, round_trips_of
+from bapo.tasks.tokenizer_files import TEMPLATE_FILE
 from services.launcher.doctor import checks
 from services.launcher.doctor.check_list import run_list
 from services.launcher.doctor.checks import Check, redis_persistence
@@ -149,7 +150,8 @@ def tokenizer(situation: Situation) -> Check:
         return Check(name=name, status="ok", detail=detail)
     if encoder.chat_template or "message_format" in config.task.options:
         return Check(name=name, status="ok", detail=f"{detail}; has a chat template")
-    advice = "but the tokenizer has no chat template: set task.options.message_format"
+    way = f"write one to its {TEMPLATE_FILE}" if config.agents else "set task.options.message_format"
+    advice = f"but the tokenizer has no chat template: {way}"
     return Check(name=name, status="warn", detail=f"{detail}; the prompts are conversations, {advice}")
 
 
