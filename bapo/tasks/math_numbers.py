@@ -4,8 +4,9 @@ r"""Numbers as answers write them, and when two of them are the same.
     as_fractions("0.1\\overline{6}x")                  "\\frac{1}{6}x": also \bar, \dot, (6), and 0.1666... that repeats
 
 Exact arithmetic. What is rounded: a gold answer that is a decimal of at least three digits may be the rounding of the
-response; a response of at least six digits may round the gold answer, or cut it off. A half goes away from zero or to
-an even digit, the two usual ways. A neighbor of the rounding is wrong.
+response, unless its only decimal is 0 (142.0: an integer of a column of floats); a response of at least six digits may
+round the gold answer, or cut it off. A half goes away from zero or to an even digit, the two usual ways. A neighbor of
+the rounding is wrong.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Number:
 
     def may_round(self, exact: Fraction) -> bool:
         """Whether this, as an answer of the data set, may be the rounding of `exact`."""
-        return self.digits >= ROUNDED_DIGITS and _rounds(exact, self)
+        is_integer = self.unit == Fraction(1, 10) and self.value.denominator == 1  # 142.0, as columns of floats have it
+        return self.digits >= ROUNDED_DIGITS and not is_integer and _rounds(exact, self)
 
     def stands_for(self, exact: Fraction) -> bool:
         """Whether this, as a response, is as good as `exact`: its rounding, or its first digits."""
