@@ -2,6 +2,7 @@ r"""Answers of mathematics as they are written: what can be decided without alge
 
     decided("50\\%", "0.5")                  True        numbers, percent, mixed numbers, powers of ten
     decided("5 \\text{ cm}", "5 \\text{ m}")   False       known units that differ
+    decided("5 \\text{ million}", "5000000")  True        a power of ten in words
     decided("x^2-1", "(x-1)(x+1)")           None        a computer algebra system has to say
     spelled("4.5e33")                        "4.5\\times 10^{33}"
 
@@ -17,10 +18,18 @@ import re
 from collections.abc import Iterator
 
 from bapo.tasks.math_choices import choice_of, named_choice, names_another
-from bapo.tasks.math_numbers import SPACES, as_fractions, latex_numbers, number_of, same_number
+from bapo.tasks.math_numbers import (
+    SPACES,
+    as_fractions,
+    latex_numbers,
+    number_of,
+    same_number,
+    without_separators,
+)
 
 _FONT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|unit|si)\s*"
 _WRAPPER = re.compile(_FONT + r"\{([^{}]*)\}")
+_COMMAND = re.compile(rf"{_FONT}\{{[^{{}}]*\}}|\\[A-Za-z]+")
 _OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf)\s+([^{}]*)\}")
 # Possessive: what could be split in several ways would take exponential time on a response that does not match.
 _GAP = (
@@ -57,6 +66,14 @@ _COMPOUND = re.compile(r"\b(nautical|light|per)[\s-]+(?=mile|year|mille|cent\b)"
 _TEMPERATURE = re.compile(
     r"(?<=[\d}])\s*(?:\\text\s*\{\s*\})?\s*\^\s*\{?\s*\\circ\s*\}?(?:\s|\\[ ,;:])*+(?:\\[a-z]+\s*\{\s*)?([CF])\s*\}?$"
 )
+_POWERS = {"dozen": "12", "hundred": "10^{2}", "thousand": "10^{3}", "million": "10^{6}", "billion": "10^{9}",
+           "trillion": "10^{12}"}  # fmt: skip
+_MULTIPLIER = re.compile(
+    rf"(?<=[\d}}]){_GAP}(?P<font>{_FONT}\{{\s*+)?(?P<word>{'|'.join(_POWERS)})s?(?![a-z])(?(font)(?P<end>\s*+\}})?)",
+    re.IGNORECASE,
+)
+_LETTERS_AT_END = re.compile(r"(?<![A-Za-z\\])(?!(?<=\d )[ap]m$|(?<=\d)th$)[A-Za-z]{1,2}$")
+_TWO_VALUES = re.compile(r"\d,\s*\d{3}(?!\d)")
 _UNIT_WORD = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
 _UNIT_POWER = rf"(?:{_UNIT_WORD})s?(?:\^\{{?-?\d\}}?)?"
 _BARE_UNIT = re.compile(
@@ -103,10 +120,10 @@ def decided(gold: str, found: str) -> bool | None:
         return by_words
     if (behind := (_without_choice(gold), _without_choice(found))) != (gold, found):
         return decided(*behind)
-    gold, found = as_fractions(gold), as_fractions(found)
+    gold, found = _in_digits(gold), _in_digits(found)
     if (by_measures := _by_measures(gold, found)) is not None:
         return by_measures
-    if names_another(gold, found) or _equates(found):
+    if names_another(without_separators(gold), without_separators(found)) or _equates(found):
         return False
     if _OPEN_INFINITY.search(gold) and _CLOSED_INFINITY.search(SPACES.sub("", found)):
         return False
@@ -140,9 +157,9 @@ def _is_other(answer: str, unit: str) -> bool:
     return noun is not None and noun[1].casefold() not in _NO_NOUNS and _known(noun[1]) is None
 
 
-def bare(answer: str) -> str:
+def bare(answer: str, other: str) -> str:
     """An answer without the letter of a choice and without its unit."""
-    return _unit_of(as_fractions(_without_choice(answer.strip())))[1]
+    return _unit_of(_in_digits(_without_choice(answer.strip())), other)[1]
 
 
 def spelled(answer: str, other: str) -> str:
@@ -150,14 +167,22 @@ def spelled(answer: str, other: str) -> str:
 
     spelled("1 \\le x < 2", "[1,2)") == "[1,2)"        spelled("90^\\circ", "\\frac{\\pi}{2}") == "90\\frac{\\pi}{180}"
     """
-    text = bare(answer)
+    text = bare(answer, other)
+    if _brackets(other) and _TWO_VALUES.search(other):
+        text = re.sub(r"(?<=\d),(?=\d)", ", ", text)  # no separator: "1,234" next to "(1,234)"
     text = re.sub(r"\\text\s*\{\s*infinity\s*\}|(?<![\\a-zA-Z])infinity|∞", r"\\infty", text)
     text = _RATIO.sub(r"\1:\2", latex_numbers(text))
     text = _ROOT.sub(r"\\sqrt{\1}", _FUNCTION.sub(r"\\\1 ", text))
     if "\\pi" in other and "\\pi" not in text:
         text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\frac{\\pi}{180}", text)
     interval = _as_interval(text) if _brackets(other) in ("open", "closed", "mixed") or "\\cup" in other else None
-    return interval or text
+    # The verifier takes letters at the end for units, as the h of `\pi r^2 h` and the ab of `2ab`; not before a space.
+    return interval or (f"{text}\\," if _ends_with_variables(text, other) else text)
+
+
+def _ends_with_variables(text: str, other: str) -> bool:
+    """Whether the last letters are a factor; the unit of `5m` next to `5` may be glued to its number."""
+    return _LETTERS_AT_END.search(text) is not None and not _unit_of(text, other, glued=True)[0]
 
 
 def _equates(found: str) -> bool:
@@ -170,9 +195,9 @@ def _equates(found: str) -> bool:
 
 def _units_of(gold: str, found: str) -> tuple[tuple[str, str], tuple[str, str]]:
     """As `_unit_of`; "5m" is five meters next to an answer that has a unit, and may be five times m otherwise."""
-    ours, theirs = _unit_of(gold), _unit_of(found)
-    return (ours if ours[0] or not theirs[0] else _unit_of(gold, glued=True)), (
-        theirs if theirs[0] or not ours[0] else _unit_of(found, glued=True)
+    ours, theirs = _unit_of(gold, found), _unit_of(found, gold)
+    return (ours if ours[0] or not theirs[0] else _unit_of(gold, found, glued=True)), (
+        theirs if theirs[0] or not ours[0] else _unit_of(found, gold, glued=True)
     )
 
 
@@ -241,12 +266,11 @@ def _measures(text: str) -> list[tuple[str, str]]:
     return found if not _MEASURE.sub("", plain).strip() else []
 
 
-def _unit_of(text: str, *, glued: bool = False) -> tuple[str, str]:
+def _unit_of(text: str, other: str = "", *, glued: bool = False) -> tuple[str, str]:
     """(known unit in one spelling or "", the text without it)."""
     text = re.sub(r"^\$(.*)\$$", r"\1", text.replace("°", "^\\circ").strip()).strip().removesuffix(".").strip()
     text = _OLD_FONT.sub(r"\\mathrm{\1}", text)
-    if (whole := _WRAPPER.fullmatch(text)) is not None and re.match(r"\s*[\d.+-]", whole[1]):
-        text = whole[1].strip()
+    text = _unwrapped(text)
     if (match := _TEMPERATURE.search(text)) is not None:
         return f"{'celsius' if match[1] == 'C' else 'fahrenheit'}^1", text[: match.start()].strip()
     for sign, unit in _CURRENCY.items():
@@ -256,11 +280,43 @@ def _unit_of(text: str, *, glued: bool = False) -> tuple[str, str]:
     if match is None:
         match = _BARE_UNIT.search(text)
         # "5m" is 5 times m as well; "5 m" and "5cm" are not.
-        if match is not None and len(match["unit"]) == 1 and not match["gap"] and not glued:
+        is_glued = match is not None and len(match["unit"]) == 1 and not match["gap"]
+        if match is not None and ((is_glued and not glued) or _is_product(text[: match.start()], match["unit"], other)):
             match = None
     if match is None:
         return ("degree^1", text) if re.search(r"\^\s*\{?\\circ\}?$", text) else ("", text)
     return _unit(match["unit"]), SPACES.sub(" ", text[: match.start()]).strip()
+
+
+def _is_product(rest: str, unit: str, other: str) -> bool:
+    """Whether what looks like a unit may be variables: single letters behind more than a number, as in `\\pi r^2 h`, or
+    letters that the other answer has elsewhere."""
+    words = re.findall("[A-Za-z]+", unit)
+    if all(len(word) == 1 for word in words) and number_of(_last_side(rest)) is None:
+        return True
+    elsewhere = _COMMAND.sub(" ", _last_side(_unit_of(other, glued=True)[1])) if other else ""
+    return any(word in elsewhere for word in words)
+
+
+def _last_side(text: str) -> str:
+    return re.split(r"[=<>≈]|\\(?:approx|[lg]eq?)(?![a-z])", text)[-1]
+
+
+def _in_digits(text: str) -> str:
+    """Repeating decimals as fractions, and `5 \\text{ million}` as a power of ten."""
+    return _MULTIPLIER.sub(_multiplied, as_fractions(_unwrapped(text)))
+
+
+def _multiplied(match: re.Match[str]) -> str:
+    """Other words of its text stay: `5 \\text{ million dollars}`."""
+    text = match["font"] if match["font"] and match["end"] is None else ""
+    return f"\\times {_POWERS[match['word'].casefold()]}{text}"
+
+
+def _unwrapped(text: str) -> str:
+    """`\\text{12 cm}` -> `12 cm`."""
+    whole = _WRAPPER.fullmatch(text)
+    return whole[1].strip() if whole is not None and re.match(r"\s*[\d.+-]", whole[1]) else text
 
 
 def _unit(written: str) -> str:

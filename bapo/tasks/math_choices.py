@@ -3,6 +3,7 @@ r"""Answers that name more than one answer, and letters of a choice: what a poli
     named_choice("B", "(B) 12")        True        a letter, alone or before its value
     named_choice("B", "(A) B")         False       as are "B or C", "A. B", "(B) or (C)"
     names_another("5", "5 \\text{ is wrong, it is 6}")   True: a second answer, which the gold answer does not have
+    names_another("5 \\text{ am}", "5 \\text{ pm}")      True: the opposite
 
 A letter whose text names another letter is wrong even where the text of the choice has it ("(B) angle C").
 """
@@ -40,11 +41,18 @@ _NUMBERS = frozenset((
     "eighths", "ninth", "ninths", "tenth", "tenths", "hundredth", "hundredths", "thousandth", "thousandths", "twice",
     "double", "triple",
 ))  # fmt: skip
+_OPPOSITES = (
+    ("am", "pm"), ("bc", "ad"), ("bce", "ce"), ("increase", "decrease"), ("increased", "decreased"), ("gain", "loss"),
+    ("profit", "loss"), ("more", "less"), ("left", "right"), ("east", "west"), ("north", "south"), ("up", "down"),
+    ("above", "below"), ("before", "after"), ("clockwise", "counterclockwise"),
+)  # fmt: skip
+_SPOKEN = re.compile(r"[\w\s.:']*")
+_DOTTED = re.compile(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])(?![A-Za-z])")
 _SEVERAL = re.compile(
     r"[,;<>≤≥≠∪±]|\\(?:cup|pm|mp|in|leq?|geq?|lt|gt|neq?|lor|vee|leqslant|geqslant)(?![a-z])|\\\{|\b(?:or|and)\b"
 )
 _SIGNS = re.compile(r"\\(?:lor|vee|neq?|to|rightarrow|mid|land|wedge|neg|approx|sim)(?![a-z])|[|;?≠∨→]|\\\\|!=|=.*=")
-_NO_SIGNS = re.compile(r"(?<!\\)\\[,;:! ]|\{,\}|(?<=\d),(?=\d{3}(?!\d))")
+_NO_SIGNS = re.compile(r"(?<!\\)\\[,;:! ]|\{,\}")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _NUMBER_IN_TEXT = re.compile(r"(?<![A-Za-z^_{\d.])\d|\b[IVX]{2,}\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -72,11 +80,14 @@ def named_choice(letter: str, plain: str) -> bool:
 
 
 def names_another(gold: str, found: str) -> bool:
-    """Whether `found` has words or signs of a second answer, of a doubt or of another number that `gold` has not."""
+    """Whether `found` has words or signs of a second answer, of a doubt or of another number that `gold` has not.
+
+    Both are without thousands separators: a comma stands between two answers.
+    """
     gold, found = _NO_SIGNS.sub(" ", gold), _NO_SIGNS.sub(" ", found)
     ours, theirs = _words(gold), _words(found)
     new = theirs - ours
-    if new & _SECOND or new & _NUMBERS:
+    if new & _SECOND or new & _NUMBERS or _says_opposite(gold, found):
         return True
     if _SEVERAL.search(gold):
         return False
@@ -84,6 +95,16 @@ def names_another(gold: str, found: str) -> bool:
         return True
     said = [text for text in _TEXT.findall(found) if _NUMBER_IN_TEXT.search(text)]
     return bool(said) and bool(re.search(r"\d", _TEXT.sub("", found))) and not _TEXT.search(gold)
+
+
+def _says_opposite(gold: str, found: str) -> bool:
+    """Whether `found` has the opposite of a word of `gold`, in a text or in an answer without formulas: bc is a product
+    elsewhere."""
+    ours, theirs = (
+        _words(_DOTTED.sub(r"\1\2", text if _SPOKEN.fullmatch(text) else " ".join(_TEXT.findall(text))))
+        for text in (gold, found)
+    )
+    return any(one in ours and other in theirs - ours for pair in _OPPOSITES for one, other in (pair, pair[::-1]))
 
 
 def _words(text: str) -> frozenset[str]:

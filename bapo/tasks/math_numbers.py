@@ -4,8 +4,9 @@ r"""Numbers as answers write them, and when two of them are the same.
     as_fractions("0.1\\overline{6}x")                  "\\frac{1}{6}x": also \bar, \dot, (6), and 0.1666... that repeats
 
 Exact arithmetic. What is rounded: a gold answer that is a decimal of at least three digits may be the rounding of the
-response; a response of at least six digits may round the gold answer, or cut it off. A half goes away from zero or to
-an even digit, the two usual ways. A neighbor of the rounding is wrong.
+response, unless its only decimal is 0 (142.0: an integer of a column of floats); a response of at least six digits may
+round the gold answer, or cut it off. A half goes away from zero or to an even digit, the two usual ways. A neighbor of
+the rounding is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ EXACT_DIGITS = 6
 """Digits from which a decimal is as good as the exact number that it rounds or cuts off."""
 
 SPACES = re.compile(r"\\[,;:! ]|~|\\q?quad\b|\\(?:displaystyle|left|right|limits)(?![a-zA-Z])")
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\}|\\[,;! ])(?:\\!)?\d{3})+(?![\d,])")
+_COMMAS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_SEPARATORS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,\\!|\\[,;! ])(?:\\!)?\d{3})+(?!\d)")
+_OPENS = re.compile(r"[(\[]|\\(?:\{|lbrace|langle)")
+_CLOSES = re.compile(r"[)\]]|\\(?:\}|rbrace|rangle)")
 _SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?|\.\d+)\s?[eE]([+-]?\d+)(?![\dA-Za-z.])")
 _MIXED = re.compile(r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{(-?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
@@ -65,7 +69,8 @@ class Number:
 
     def may_round(self, exact: Fraction) -> bool:
         """Whether this, as an answer of the data set, may be the rounding of `exact`."""
-        return self.digits >= ROUNDED_DIGITS and _rounds(exact, self)
+        is_integer = self.unit == Fraction(1, 10) and self.value.denominator == 1  # 142.0, as columns of floats have it
+        return self.digits >= ROUNDED_DIGITS and not is_integer and _rounds(exact, self)
 
     def stands_for(self, exact: Fraction) -> bool:
         """Whether this, as a response, is as good as `exact`: its rounding, or its first digits."""
@@ -97,7 +102,13 @@ def latex_numbers(text: str) -> str:
 
 def one_number(text: str) -> str:
     """Without thousands separators, and with powers of ten in LaTeX."""
-    return _SCIENTIFIC.sub(r"\1\\times 10^{\2}", _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text))
+    return _SCIENTIFIC.sub(r"\1\\times 10^{\2}", without_separators(text))
+
+
+def without_separators(text: str) -> str:
+    """Without thousands separators; inside of brackets, a comma alone stands between two values."""
+    text = _SEPARATORS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    return _COMMAS.sub(lambda at: at[0] if _is_inside(text[: at.start()]) else at[0].replace(",", ""), text)
 
 
 def as_fractions(text: str) -> str:
@@ -105,6 +116,11 @@ def as_fractions(text: str) -> str:
     text = _OVERLINED.sub(lambda match: f"\\overline{{{re.sub('[^0-9]', '', match[0])}}}", text)
     text = _IN_BRACES.sub(r"\1", _DOT_ABOVE.sub(r"\\dot{\1}", text))
     return _GOES_ON.sub(_goes_on, _REPEATING.sub(_repeating, text))
+
+
+def _is_inside(before: str) -> bool:
+    """Whether brackets are open behind a text; or closed that were not open, as in `]0,100[`."""
+    return len(_OPENS.findall(before)) != len(_CLOSES.findall(before))
 
 
 def _repeating(match: re.Match[str]) -> str:

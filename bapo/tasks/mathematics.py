@@ -175,7 +175,7 @@ def _same_value(gold: str, found: str, right: Any, theirs: Any) -> bool | None:
 
     The verifier itself would compare six decimal places, whichever the size of the numbers.
     """
-    ours, written = number_of(bare(gold)), number_of(bare(found))
+    ours, written = number_of(bare(gold, found)), number_of(bare(found, gold))
     if (ours is None) == (written is None) or "%" in gold + found:
         return None
     exact = _fraction(theirs if written is None else right)

@@ -122,6 +122,13 @@ def test_boxed_takes_any_answer_of_a_list_and_a_list_within_it_as_one(
     assert [boxed(prompt, f"\\boxed{{{text}}}") for text in wrong] == [0.0] * len(wrong)
 
 
+@pytest.mark.parametrize("answer", [27.0, [27.0, 5.0], "27.0"], ids=str)
+def test_a_float_with_an_integer_value_is_that_integer_and_no_rounding(answer: object) -> None:
+    assert [boxed(_prompt(answer), f"\\boxed{{{text}}}") for text in ("27", "27.0", "\\frac{54}{2}")] == [1.0] * 3
+    assert [boxed(_prompt(answer), f"\\boxed{{{text}}}") for text in ("27.04", "\\sqrt{730}", "8.6\\pi")] == [0.0] * 3
+    assert boxed(_prompt(27.25), "\\boxed{27.254}") == 1.0
+
+
 BOMBS = {
     "tower": "9^{9^{9^9}}",
     "factorial": "(10^9)!",

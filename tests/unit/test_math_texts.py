@@ -172,6 +172,10 @@ LONG = {
     "an exponent": "1e" + "9" * 900,
     "a foreign text": "1" + "\u4e00" * 990,
     "foreign texts": "1\u4e00\u3000" * 300,
+    "separators": "(1,234]" * 140,
+    "separators in braces": "1{,}234" * 140,
+    "multipliers": "5 million " * 100,
+    "multipliers in texts": "5\\text{ million" * 60,
 }
 
 
