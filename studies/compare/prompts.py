@@ -55,17 +55,19 @@ def matrix_of(pairs: Iterable[tuple[int, int]], size: int) -> Matrix:
 
 def held_out_bins(run: Measured, split: str, version: int) -> dict[str, int]:
     """Prompt id -> right responses, as measured at one version; empty if it was not."""
-    for row in run.rows(split):
-        if row["version"] == version:
-            return {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
-    return {}
+    return bins_of(next((row for row in run.rows(split) if row["version"] == version), None))
 
 
-def held_out_matrix(runs: Sequence[Measured], split: str, version: int) -> Matrix | None:
-    """Movement of held-out prompts from the base model to a version, all seeds together; None if not measured."""
+def bins_of(row: Row | None) -> dict[str, int]:
+    """Prompt id -> right responses of one measurement; empty without."""
+    return {} if row is None else {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
+
+
+def held_out_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
+    """Movement of held-out prompts from the base model to each run's end, all seeds together; None if not measured."""
     pairs: list[tuple[int, int]] = []
     for run in runs:
-        before, after = held_out_bins(run, split, BASE_VERSION), held_out_bins(run, split, version)
+        before, after = bins_of(run.before(split)), bins_of(run.after(split))
         pairs += [(before[prompt], after[prompt]) for prompt in before if prompt in after]
     return matrix_of(pairs, runs[0].config.evaluation.samples_of(split)) if pairs else None
 
@@ -88,7 +90,7 @@ def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
 
     Prompts: those that every measurement used has. Empty without a measurement of the base model and a later one.
     """
-    num_steps = runs[0].num_steps
+    num_steps = max(run.num_steps for run in runs)
     settings = runs[0].config.evaluation
     size = settings.samples_of(splits[0])
     splits = [split for split in splits if settings.samples_of(split) == size]  # bins of k of as many responses
@@ -185,7 +187,7 @@ def unsolved(runs: Iterable[Measured], split: str) -> Unsolved | None:
     by_seed: dict[int, list[Mapping[str, int]]] = {}
     measured = []
     for run in runs:
-        base, final = _counts(run.before(split)), _counts(run.after(split))
+        base, final = bins_of(run.before(split)), bins_of(run.after(split))
         if base:
             by_seed.setdefault(run.seed, []).append(base)
         measured += [counts for counts in (base, final) if counts]
@@ -232,13 +234,8 @@ def base_of(run: Measured) -> str:
 
 def _solved(run: Measured, split: str, population: Unsolved) -> list[float]:
     """[P] weight of each prompt with a right response after training, else 0; empty if it was not measured."""
-    counts = _counts(run.after(split))
+    counts = bins_of(run.after(split))
     return [weight * (counts[prompt] > 0) for prompt, weight in population.weights.items()] if counts else []
-
-
-def _counts(row: Row | None) -> dict[str, int]:
-    """Prompt id -> right responses of one measurement; empty without."""
-    return {} if row is None else {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
 
 
 def _solved_again(population: Unsolved) -> list[float]:

@@ -260,8 +260,7 @@ def table_dynamics(compared: Compared) -> Table:
     floor = [floor_matrix(runs, split) for split in compared.splits]
     rows = [("base model again", DASH, DASH, DASH, DASH, _moved(floor), DASH)]
     for method in compared.methods:
-        final = method.runs[0].num_steps + 1
-        held_out = [held_out_matrix(method.runs, split, final) for split in compared.splits]
+        held_out = [held_out_matrix(method.runs, split) for split in compared.splits]
         rows.append(
             (
                 name_of(method),
@@ -406,7 +405,8 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         accuracies = _accuracies([final_accuracy(method, split) for split in compared.splits])
         rollouts = spread([run.ledger.rollouts for run in method.runs], count)
         kind = {True: "on", False: "off", None: DASH}[is_on_policy(method)]
-        rows.append([name_of(method), str(len(method.runs)), *accuracies, rollouts, kind, _staleness(method)])
+        seeds = _num_seeds(method, compared.splits)
+        rows.append([name_of(method), seeds, *accuracies, rollouts, kind, _staleness(method)])
     if paper:
         header, rows = _with_paper_accuracy(compared, header, rows)
     note = (
@@ -427,6 +427,12 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
 
 def _all_runs(compared: Compared) -> list[Measured]:
     return [run for method in compared.methods for run in method.runs]
+
+
+def _num_seeds(method: Method, splits: Sequence[str]) -> str:
+    """Runs that its accuracies are of, the least and the most over splits; all of them where nothing is held out."""
+    found = [sum(run.after(split) is not None for run in method.runs) for split in splits] or [len(method.runs)]
+    return " to ".join(map(str, sorted({min(found), max(found)})))
 
 
 def _capital(words: str) -> str:
@@ -461,7 +467,7 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
         rows.append(
             [
                 name_of(method),
-                str(method.runs[0].num_steps),
+                spread([run.num_steps for run in method.runs], "{:.0f}".format),
                 spread([run.num_updates for run in method.runs], "{:.0f}".format),
                 spread(seconds, duration),
                 f"x{_mean(seconds) / first:.2f}" if first else DASH,
