@@ -18,6 +18,7 @@ from studies.compare.prompts import (
     floor_matrix,
     held_out_matrix,
     looks,
+    named_bases,
     training_matrix,
 )
 from studies.drawing import COLORS, INK, LINE_COLORS, RED, Axes, Figure, grid, label, line_style
@@ -314,7 +315,7 @@ def held_out_stacks(compared: Compared) -> Drawn:
     panels: dict[str, dict[str, list[int]]] = {}
     for split in compared.splits:
         size = compared.reference.config.evaluation.samples_of(split)
-        measured = {"base model": [run.before(split) for method in compared.methods for run in method.runs]}
+        measured = {name: [run.before(split) for run in runs] for name, runs in named_bases(compared).items()}
         measured |= {method.label: [run.after(split) for run in method.runs] for method in compared.methods}
         rows = {name: _histogram(found, size) for name, found in measured.items()}
         panels[split] = {name: row for name, row in rows.items() if row}
@@ -335,14 +336,14 @@ def migrations(compared: Compared) -> Drawn:
     """Figure 15: the same prompts at the paper's three steps, with chance next to them, for up to four methods."""
     panels: dict[str, Matrix | None] = {}
     methods = chosen(compared)
-    runs = [run for method in compared.methods for run in method.runs]
     if compared.splits:
         for method in methods:
             steps = max(run.num_steps for run in method.runs)
             for look in looks(method.runs, compared.splits):
                 panels[f"{method.label}, step {look.step} of {steps}"] = look.matrix
     for split in compared.splits:
-        panels[f"chance: base model twice, {split}"] = floor_matrix(runs, split)
+        for name, runs in named_bases(compared).items():
+            panels[f"chance: {name} twice, {split}"] = floor_matrix(runs, split)
     for method in methods:
         panels[f"{method.label}, training prompts"] = training_matrix(method.runs)
     found = {title: matrix for title, matrix in panels.items() if matrix is not None}

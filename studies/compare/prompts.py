@@ -18,7 +18,7 @@ from bapo.core.statistics import Estimate
 from bapo.core.types import GroupResult, Purpose, num_correct
 from bapo.runtime.run_directory.curves import BASE_VERSION, migrations
 from studies.compare.accuracy import shared_seeds
-from studies.compare.gather import Measured, Method, Row
+from studies.compare.gather import Compared, Measured, Method, Row
 from studies.significance import weighted
 
 
@@ -113,7 +113,7 @@ def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
 def floor_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
     """The base model against itself: each run's base measurement against the next one's of another seed.
 
-    None when there is only one seed. What this matrix shows is chance.
+    None when there is only one seed. What this matrix shows is chance, if all runs have one base model (`bases`).
     """
     seen: dict[int, dict[str, int]] = {}
     for run in runs:
@@ -229,7 +229,24 @@ def rescued_more(method: Method, reference: Method, split: str, population: Unso
 
 
 def base_of(run: Measured) -> str:
-    return run.config.model.model_dump_json()
+    """Its base model by all that its measurements depend on: not by how it is trained."""
+    model = run.config.model
+    parts = (model.path, model.dtype, model.adapter, model.max_image_pixels)
+    return ", ".join(str(part) for part in parts if part is not None)
+
+
+def bases(compared: Compared) -> dict[str, list[Measured]]:
+    """Base model -> the runs that started from it: what is said of a base model is of these alone."""
+    found: dict[str, list[Measured]] = {}
+    for run in (run for method in compared.methods for run in method.runs):
+        found.setdefault(base_of(run), []).append(run)
+    return found
+
+
+def named_bases(compared: Compared) -> dict[str, list[Measured]]:
+    """`bases` by their names in tables and figures: "base model", and which one where there are several."""
+    found = bases(compared)
+    return {"base model" if len(found) == 1 else f"base model ({base})": runs for base, runs in found.items()}
 
 
 def _solved(run: Measured, split: str, population: Unsolved) -> list[float]:

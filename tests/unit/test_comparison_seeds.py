@@ -1,4 +1,4 @@
-"""Which runs are seeds of a number, what is said of the others."""
+"""Which runs are seeds of a number, what is said of the others, and base models apart from each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from bapo.cli.app import app
 from bapo.core.errors import ConfigError
 from studies.compare.figures import before_and_after, held_out_stacks
 from studies.compare.gather import Compared, gather, remarks
-from studies.compare.tables import table_1, table_2, table_dynamics
+from studies.compare.prompts import floor_matrix, named_bases
+from studies.compare.tables import table_1, table_2, table_dynamics, table_pass_at_k, table_rescued
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 NONE, ALL = {"p": "0000", "q": "0000"}, {"p": "1111", "q": "1111"}
@@ -134,3 +135,55 @@ def test_table_1_of_the_paper_knows_the_methods_that_it_is_against(running: list
     assert "Table 1" in printed("report", *running, "--paper", "--against", "ours")
     with pytest.raises(ConfigError, match="--against nothing: unknown method"):
         printed("report", *running, "--paper", "--against", "nothing")
+
+
+# -- base models
+SMALL, LARGE = "models/chain-tiny", "models/countdown-tiny"
+
+
+@pytest.fixture
+def two_models(tmp_path: Path) -> Compared:
+    """Two seeds from a model that solves nothing, two from one that solves everything; all solve everything then."""
+    return gather(
+        [
+            make_run(tmp_path, f"{name}-s{seed}", {0: base, 4: ALL}, model=model)
+            for name, model, base in (("small", SMALL, NONE), ("large", LARGE, ALL))
+            for seed in (1, 2)
+        ]
+    )
+
+
+def test_each_base_model_has_its_own_row(two_models: Compared) -> None:
+    small, large = named_bases(two_models)
+    assert small.startswith(f"base model ({SMALL}, ")
+    assert large.startswith(f"base model ({LARGE}, ")
+    assert cells(two_models, "method", "cd4")[:2] == [(small, "0.0 [0.0, 0.0]"), (large, "100.0 [100.0, 100.0]")]
+    passed = table_pass_at_k(two_models)
+    assert passed.header[2:4] == (small, large)
+    assert passed.rows[0][2:4] == ("0.0 [0.0, 0.0]", "100.0 [100.0, 100.0]")
+    assert [row[0] for row in table_1(two_models, paper=True).rows] == [small, large, "small", "large"]
+
+
+def test_chance_is_within_one_base_model(two_models: Compared) -> None:
+    table = table_dynamics(two_models)
+    column = table.header.index("held out b:w")
+    assert [row[column] for row in table.rows] == ["0:0", "0:0", "4:0", "0:0"]
+    assert "The first 2 rows are chance" in table.note
+
+
+def test_figure_13_has_a_bar_for_each_base_model(two_models: Compared) -> None:
+    stacks = held_out_stacks(two_models)
+    assert not isinstance(stacks, str)
+    unsolved = stacks.axes[0].containers[0]
+    assert [bar.get_width() for bar in unsolved] == [1, 0, 0, 0]  # small, large, and both after training
+
+
+def test_an_adapter_and_all_weights_are_trained_from_one_base_model(tmp_path: Path) -> None:
+    for seed, lora in ((1, []), (2, ["--model.lora", "{ rank = 4 }"])):
+        rows = [evaluation_row("cd4", 1, NONE), evaluation_row("cd4", 3, ALL)]
+        write_run(tmp_path / f"{'lora' if lora else 'whole'}-s{seed}", seed=seed, evaluations=rows, overrides=lora)
+    compared = gather([tmp_path / "whole-s1", tmp_path / "lora-s2"])
+    assert cells(compared, "method") == [("base model",), ("whole",), ("lora",)]
+    assert table_rescued(compared).rows[0][0] == "floor: the base model again"
+    (runs,) = named_bases(compared).values()
+    assert floor_matrix(runs, "cd4") is not None
