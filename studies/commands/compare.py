@@ -19,8 +19,8 @@ from bapo.cli.recorded.report import Against, Paper, Runs
 from bapo.core.errors import ConfigError
 from bapo.core.text import plain_lines
 from bapo.runtime.progress import progress
+from studies.compare.gather import Compared, gather, remarks
 from studies.compare.gather import against as paired
-from studies.compare.gather import gather, remarks
 from studies.compare.page import as_markdown, write_comparison
 from studies.compare.tables import Table, all_tables, table_1
 
@@ -33,7 +33,7 @@ def compare(
     against: Against = None,
     paper: Paper = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the tables, the remarks as the last.")] = False,
 ) -> None:
     """Compare runs: accuracy and differences with intervals, cost, newly solved prompts.
 
@@ -50,24 +50,25 @@ def compare(
         compared = paired(gather(runs), against or ())
         tables = all_tables(compared, paper=paper)
     if as_json:
+        rows = tuple((line,) for line in remarks(compared))
+        tables.append(Table(key="remarks", title="Remarks", header=("remark",), rows=rows))
         typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
         return
     if markdown:
         known = "".join(f"- {line}\n" for line in remarks(compared))
         typer.echo("\n".join([*filter(None, [known]), *(as_markdown(table) for table in tables)]))
         return
-    console = Console(highlight=False)
-    for line in remarks(compared):
-        console.print(Text(plain_lines(line), "yellow"))
-    for table in tables:
-        print_table(console, table)
+    _print(compared, tables)
 
 
 def report(runs: list[str], out: str | None, against: list[str] | None, *, paper: bool) -> None:
     """`bapo report` of a study, of several runs, or with --paper or --out. Raises: ConfigError without a folder."""
     is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
     if paper and out is None and not is_study:
-        _print_table_1(runs)
+        with progress(f"comparing {_runs(runs)}"):
+            compared = paired(gather(runs), against or ())
+            table = table_1(compared, paper=True)
+        _print(compared, [table])
         return
     if out is None and not is_study:
         raise ConfigError("a report of several runs needs a folder: --out FOLDER")
@@ -77,10 +78,13 @@ def report(runs: list[str], out: str | None, against: list[str] | None, *, paper
     typer.echo(str(written))
 
 
-def _print_table_1(runs: list[str]) -> None:
-    with progress(f"comparing {_runs(runs)}"):
-        table = table_1(gather(runs), paper=True)
-    print_table(Console(highlight=False), table)
+def _print(compared: Compared, tables: Sequence[Table]) -> None:
+    """Remarks first: they say what the numbers are not."""
+    console = Console(highlight=False)
+    for line in remarks(compared):
+        console.print(Text(plain_lines(line), "yellow"))
+    for table in tables:
+        print_table(console, table)
 
 
 def _runs(runs: list[str]) -> str:

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from bapo.core.types import Origin, Purpose
-from bapo.runtime.run_directory.curves import BASE_VERSION
 from studies.compare.accuracy import average_curve, curve, measure
 from studies.compare.gather import Compared, Measured, Method, Row, changed_keys, contrasts
 from studies.compare.prompts import (
     Matrix,
     bins_by_epoch,
+    bins_of,
     floor_matrix,
-    held_out_bins,
     held_out_matrix,
     looks,
+    named_bases,
     training_matrix,
 )
 from studies.drawing import COLORS, INK, LINE_COLORS, RED, Axes, Figure, grid, label, line_style
@@ -312,11 +312,12 @@ def held_out_stacks(compared: Compared) -> Drawn:
     """Figure 13: held-out prompts by right responses, before and after training, for each method."""
     if not compared.splits:
         return "no held-out split was evaluated in all runs"
-    runs = [run for method in compared.methods for run in method.runs]
     panels: dict[str, dict[str, list[int]]] = {}
     for split in compared.splits:
-        rows = {"base model": _histogram(runs, split, BASE_VERSION)}
-        rows |= {m.label: _histogram(m.runs, split, m.runs[0].num_steps + 1) for m in compared.methods}
+        size = compared.reference.config.evaluation.samples_of(split)
+        measured = {name: [run.before(split) for run in runs] for name, runs in named_bases(compared).items()}
+        measured |= {method.label: [run.after(split) for run in method.runs] for method in compared.methods}
+        rows = {name: _histogram(found, size) for name, found in measured.items()}
         panels[split] = {name: row for name, row in rows.items() if row}
     return _stacks({split: rows for split, rows in panels.items() if rows}, per_row=2)
 
@@ -335,14 +336,14 @@ def migrations(compared: Compared) -> Drawn:
     """Figure 15: the same prompts at the paper's three steps, with chance next to them, for up to four methods."""
     panels: dict[str, Matrix | None] = {}
     methods = chosen(compared)
-    runs = [run for method in compared.methods for run in method.runs]
     if compared.splits:
         for method in methods:
-            steps = method.runs[0].num_steps
+            steps = max(run.num_steps for run in method.runs)
             for look in looks(method.runs, compared.splits):
                 panels[f"{method.label}, step {look.step} of {steps}"] = look.matrix
     for split in compared.splits:
-        panels[f"chance: base model twice, {split}"] = floor_matrix(runs, split)
+        for name, runs in named_bases(compared).items():
+            panels[f"chance: {name} twice, {split}"] = floor_matrix(runs, split)
     for method in methods:
         panels[f"{method.label}, training prompts"] = training_matrix(method.runs)
     found = {title: matrix for title, matrix in panels.items() if matrix is not None}
@@ -434,7 +435,7 @@ def _stacks(panels: dict[str, dict[str, list[int]]], per_row: int = PER_ROW) -> 
 
 
 def _before_after(method: Method, split: str) -> tuple[list[float], list[float]] | None:
-    matrix = held_out_matrix(method.runs, split, method.runs[0].num_steps + 1)
+    matrix = held_out_matrix(method.runs, split)
     if matrix is None:
         return None
     before = [sum(row) / matrix.total for row in matrix.counts]
@@ -442,9 +443,9 @@ def _before_after(method: Method, split: str) -> tuple[list[float], list[float]]
     return before, after
 
 
-def _histogram(runs: Sequence[Measured], split: str, version: int) -> list[int]:
-    bins = [k for run in runs for k in held_out_bins(run, split, version).values()]
-    size = runs[0].config.evaluation.samples_of(split)
+def _histogram(measured: Sequence[Row | None], size: int) -> list[int]:
+    """[k] prompts with k right responses, all measurements together; empty without any."""
+    bins = [k for row in measured for k in bins_of(row).values()]
     return [bins.count(k) for k in range(size + 1)] if bins else []
 
 

@@ -144,7 +144,7 @@ class Compared:
     references: tuple[str, ...] = ()
     """Names of the methods that the others are compared with (`studies.compare.gather.against`)."""
     unfinished: tuple[str, ...] = ()
-    """Runs of the study that are left out, and why."""
+    """Runs that are left out, and why."""
 
     @property
     def reference(self) -> Method:
@@ -237,7 +237,20 @@ def _checked(compared: Compared) -> Compared:
     problems = [line for run in runs[1:] for line in unlike(runs[0], run)]
     if problems:
         raise ConfigError("\n".join(problems))
-    return compared
+    return _without_unmeasured(compared)
+
+
+def _without_unmeasured(compared: Compared) -> Compared:
+    """Without the runs that were measured before training alone, where another seed of their method was measured after
+    it: they are not part of its accuracy, so not of its number of seeds and its costs either."""
+    methods, left_out = [], []
+    for method in compared.methods:
+        measured = tuple(run for run in method.runs if any(run.after(row["split"]) for row in run.evaluations))
+        if measured:
+            left_out += [run for run in method.runs if run not in measured]
+        methods.append(replace(method, runs=measured or method.runs))
+    why = [f"{run.name} ({UNMEASURED})" for run in left_out]
+    return replace(compared, methods=tuple(methods), unfinished=(*compared.unfinished, *why))
 
 
 def unlike(first: Measured, other: Measured) -> list[str]:
@@ -341,6 +354,7 @@ def method_named(compared: Compared, word: str, option: str = "") -> Method:
 
 
 NOT_RECORDED = "not recorded"
+UNMEASURED = "evaluated only before training"
 MANY = 4
 """Runs of one commit. Of more, the largest group is counted and not named."""
 UNEQUAL_UPDATES = 0.05
@@ -384,14 +398,16 @@ def _trains_otherwise(key: str) -> bool:
     return section in TRAINING and not name.endswith(("seed", "port", "host"))
 
 
-def _not_after_training(compared: Compared) -> list[str]:
-    """A run that has not ended is compared by its last evaluation, if it has one after the base model's."""
-    return [
-        f"{run.name} was last evaluated after step {last} of {run.config.run.num_steps}"
-        for method in compared.methods
-        for run in method.runs
-        if run.evaluations and 0 < (last := int(run.evaluations[-1]["version"]) - 1) < run.config.run.num_steps
-    ]
+def _not_after_training(compared: Compared) -> Iterator[str]:
+    """A run that has not ended is compared by its last evaluation of each split, if there is one after the base's."""
+    for run in (run for method in compared.methods for run in method.runs):
+        num_steps = run.config.run.num_steps
+        last = {str(row["split"]): int(row["version"]) - 1 for row in run.evaluations}
+        for step in sorted({step for step in last.values() if step < num_steps}):
+            own = [split for split in last if last[split] == step]
+            where = "" if len(own) == len(last) else f" ({', '.join(own)})"
+            when = f"last evaluated after step {step} of {num_steps}" if step else UNMEASURED
+            yield f"{run.name} was {when}{where}"
 
 
 def _unequal_updates(compared: Compared) -> list[str]:

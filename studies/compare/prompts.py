@@ -18,7 +18,7 @@ from bapo.core.statistics import Estimate
 from bapo.core.types import GroupResult, Purpose, num_correct
 from bapo.runtime.run_directory.curves import BASE_VERSION, migrations
 from studies.compare.accuracy import shared_seeds
-from studies.compare.gather import Measured, Method, Row
+from studies.compare.gather import Compared, Measured, Method, Row
 from studies.significance import weighted
 
 
@@ -55,17 +55,19 @@ def matrix_of(pairs: Iterable[tuple[int, int]], size: int) -> Matrix:
 
 def held_out_bins(run: Measured, split: str, version: int) -> dict[str, int]:
     """Prompt id -> right responses, as measured at one version; empty if it was not."""
-    for row in run.rows(split):
-        if row["version"] == version:
-            return {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
-    return {}
+    return bins_of(next((row for row in run.rows(split) if row["version"] == version), None))
 
 
-def held_out_matrix(runs: Sequence[Measured], split: str, version: int) -> Matrix | None:
-    """Movement of held-out prompts from the base model to a version, all seeds together; None if not measured."""
+def bins_of(row: Row | None) -> dict[str, int]:
+    """Prompt id -> right responses of one measurement; empty without."""
+    return {} if row is None else {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
+
+
+def held_out_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
+    """Movement of held-out prompts from the base model to each run's end, all seeds together; None if not measured."""
     pairs: list[tuple[int, int]] = []
     for run in runs:
-        before, after = held_out_bins(run, split, BASE_VERSION), held_out_bins(run, split, version)
+        before, after = bins_of(run.before(split)), bins_of(run.after(split))
         pairs += [(before[prompt], after[prompt]) for prompt in before if prompt in after]
     return matrix_of(pairs, runs[0].config.evaluation.samples_of(split)) if pairs else None
 
@@ -88,7 +90,7 @@ def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
 
     Prompts: those that every measurement used has. Empty without a measurement of the base model and a later one.
     """
-    num_steps = runs[0].num_steps
+    num_steps = max(run.num_steps for run in runs)
     settings = runs[0].config.evaluation
     size = settings.samples_of(splits[0])
     splits = [split for split in splits if settings.samples_of(split) == size]  # bins of k of as many responses
@@ -111,7 +113,7 @@ def looks(runs: Sequence[Measured], splits: Sequence[str]) -> list[Look]:
 def floor_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
     """The base model against itself: each run's base measurement against the next one's of another seed.
 
-    None when there is only one seed. What this matrix shows is chance.
+    None when there is only one seed. What this matrix shows is chance, if all runs have one base model (`bases`).
     """
     seen: dict[int, dict[str, int]] = {}
     for run in runs:
@@ -185,7 +187,7 @@ def unsolved(runs: Iterable[Measured], split: str) -> Unsolved | None:
     by_seed: dict[int, list[Mapping[str, int]]] = {}
     measured = []
     for run in runs:
-        base, final = _counts(run.before(split)), _counts(run.after(split))
+        base, final = bins_of(run.before(split)), bins_of(run.after(split))
         if base:
             by_seed.setdefault(run.seed, []).append(base)
         measured += [counts for counts in (base, final) if counts]
@@ -227,18 +229,30 @@ def rescued_more(method: Method, reference: Method, split: str, population: Unso
 
 
 def base_of(run: Measured) -> str:
-    return run.config.model.model_dump_json()
+    """Its base model by all that its measurements depend on: not by how it is trained."""
+    model = run.config.model
+    parts = (model.path, model.dtype, model.adapter, model.max_image_pixels)
+    return ", ".join(str(part) for part in parts if part is not None)
+
+
+def bases(compared: Compared) -> dict[str, list[Measured]]:
+    """Base model -> the runs that started from it: what is said of a base model is of these alone."""
+    found: dict[str, list[Measured]] = {}
+    for run in (run for method in compared.methods for run in method.runs):
+        found.setdefault(base_of(run), []).append(run)
+    return found
+
+
+def named_bases(compared: Compared) -> dict[str, list[Measured]]:
+    """`bases` by their names in tables and figures: "base model", and which one where there are several."""
+    found = bases(compared)
+    return {"base model" if len(found) == 1 else f"base model ({base})": runs for base, runs in found.items()}
 
 
 def _solved(run: Measured, split: str, population: Unsolved) -> list[float]:
     """[P] weight of each prompt with a right response after training, else 0; empty if it was not measured."""
-    counts = _counts(run.after(split))
+    counts = bins_of(run.after(split))
     return [weight * (counts[prompt] > 0) for prompt, weight in population.weights.items()] if counts else []
-
-
-def _counts(row: Row | None) -> dict[str, int]:
-    """Prompt id -> right responses of one measurement; empty without."""
-    return {} if row is None else {prompt: num_correct(rewards) for prompt, rewards in row["rewards"].items()}
 
 
 def _solved_again(population: Unsolved) -> list[float]:

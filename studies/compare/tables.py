@@ -47,10 +47,12 @@ from studies.compare.prompts import (
     Unsolved,
     above_floor,
     base_of,
+    bases,
     floor,
     floor_matrix,
     fresh_visits,
     held_out_matrix,
+    named_bases,
     rescued,
     rescued_more,
     training_matrix,
@@ -184,8 +186,8 @@ def _equal_cells(found: AtEqualResponses | str, p: str) -> tuple[str, ...]:
 
 
 def table_pass_at_k(compared: Compared) -> Table:
-    """pass@k for k = 1, 2, 4, ... up to the responses per prompt, the base model first."""
-    runs = [run for method in compared.methods for run in method.runs]
+    """pass@k for k = 1, 2, 4, ... up to the responses per prompt, each base model first."""
+    runs, by_base = _all_runs(compared), named_bases(compared)
     rows = []
     for split in compared.splits:
         most = min(int(run.rows(split)[-1]["num_samples"]) for run in runs)
@@ -193,18 +195,19 @@ def table_pass_at_k(compared: Compared) -> Table:
         if len(ks) < 2:
             continue
         for k in ks:
-            own = (interval(final_pass_at_k(method, split, k)) for method in compared.methods)
-            rows.append((split, f"pass@{k}", interval(base_pass_at_k(runs, split, k)), *own))
-        if base := base_majority(runs, split):
-            own = (interval(final_majority(method, split)) for method in compared.methods)
-            rows.append((split, f"maj@{most}", interval(base), *own))
+            found = [base_pass_at_k(own, split, k) for own in by_base.values()]
+            found += [final_pass_at_k(method, split, k) for method in compared.methods]
+            rows.append((split, f"pass@{k}", *map(interval, found)))
+        if any(found := [base_majority(own, split) for own in by_base.values()]):
+            found += [final_majority(method, split) for method in compared.methods]
+            rows.append((split, f"maj@{most}", *map(interval, found)))
     note = (
         f"pass@k: percentage of held-out prompts with a correct response among k, unbiased; "
         f"{PASSES}. maj@k: whose most frequent answer is correct (its mean reward, with partial credit). "
         "95 % intervals over seeds and prompts. A method that raises pass@1 but not pass@k has become "
         "more deterministic and solves nothing new."
     )
-    header = ("split", "measure", "base model", *map(name_of, compared.methods))
+    header = ("split", "measure", *by_base, *map(name_of, compared.methods))
     return Table(key="pass-at-k", title="pass@k and maj@k", header=header, rows=tuple(rows), note=note)
 
 
@@ -256,12 +259,13 @@ def table_composition(compared: Compared, *, paper: bool = False) -> Table:
 
 def table_dynamics(compared: Compared) -> Table:
     """Entropy and length at the end, gradient norms, and how many prompts got better and worse."""
-    runs = [run for method in compared.methods for run in method.runs]
-    floor = [floor_matrix(runs, split) for split in compared.splits]
-    rows = [("base model again", DASH, DASH, DASH, DASH, _moved(floor), DASH)]
+    rows = []
+    for name, runs in named_bases(compared).items():
+        floor = [floor_matrix(runs, split) for split in compared.splits]
+        rows.append((f"{name} again", DASH, DASH, DASH, DASH, _moved(floor), DASH))
+    chance = "The first row is" if len(rows) == 1 else f"The first {len(rows)} rows are"
     for method in compared.methods:
-        final = method.runs[0].num_steps + 1
-        held_out = [held_out_matrix(method.runs, split, final) for split in compared.splits]
+        held_out = [held_out_matrix(method.runs, split) for split in compared.splits]
         rows.append(
             (
                 name_of(method),
@@ -277,7 +281,7 @@ def table_dynamics(compared: Compared) -> Table:
         f"{SEEDS}Entropy in nats per trained token and length in tokens per fresh response: the last twelfth of the "
         "steps. Gradient norm: before clipping, over all steps. b:w (better:worse): prompts with more : fewer correct "
         "responses at the end than at first, over all seeds; held-out prompts from the base model to the end, all "
-        "splits; training prompts from their first to their last fresh visit. The first row is chance: the base model "
+        f"splits; training prompts from their first to their last fresh visit. {chance} chance: the base model "
         "against itself, evaluated with other seeds."
     )
     return Table(
@@ -300,15 +304,15 @@ def _moved(matrices: Sequence[Matrix | None]) -> str:
 
 def table_rescued(compared: Compared) -> Table:
     """Held-out prompts that the base model leaves unsolved, and the share with a right response after training."""
-    bases = _bases(compared)
+    by_base = bases(compared)
     references = list(dict.fromkeys(one.reference.name for one in contrasts(compared)))
     labels = {method.name: method.label for method in compared.methods}
     rows, sizes = [], []
     for split in compared.splits:
-        populations = {base: found for base, runs in bases.items() if (found := unsolved(runs, split))}
+        populations = {base: found for base, runs in by_base.items() if (found := unsolved(runs, split))}
         sizes += [f"{found.size:.1f} of {len(found.weights)} of {split}" for found in populations.values()]
         for base, population in populations.items():
-            model = "the base model" if len(bases) == 1 else bases[base][0].config.model.path
+            model = "the base model" if len(by_base) == 1 else base
             dashes = [DASH] * (1 + len(references))
             rows.append((f"floor: {model} again", split, interval(floor(population)), *dashes))
         for method in compared.methods:
@@ -324,14 +328,6 @@ def table_rescued(compared: Compared) -> Table:
     )
     header = ("method", "split", "newly solved, %", "above the floor", *(f"to {labels[name]}" for name in references))
     return Table(key="rescued", title="Newly solved held-out prompts", header=header, rows=tuple(rows), note=note)
-
-
-def _bases(compared: Compared) -> dict[str, list[Measured]]:
-    found: dict[str, list[Measured]] = {}
-    for method in compared.methods:
-        for run in method.runs:
-            found.setdefault(base_of(run), []).append(run)
-    return found
 
 
 def _rescued_cells(
@@ -392,7 +388,7 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
 
 def table_1(compared: Compared, *, paper: bool = False) -> Table:
     """Accuracy after training with 95 % intervals over seeds and prompts, rollouts, on- or off-policy."""
-    runs = [run for method in compared.methods for run in method.runs]
+    runs = _all_runs(compared)
     averaged = [AVERAGE] if len(compared.splits) > 1 else []
     named = measure(runs, compared.splits)
     kinds = {split: measure(runs, [split]) for split in compared.splits}
@@ -401,12 +397,16 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         return split if kinds[split] == named == ACCURACY else f"{split}, {kinds[split]}"
 
     header = ["method", "seeds", *map(titled, compared.splits), *averaged, "rollouts", "type", "staleness"]
-    rows = [["base model", DASH, *_accuracies([base_accuracy(runs, s) for s in compared.splits]), DASH, DASH, DASH]]
+    rows = [
+        [name, DASH, *_accuracies([base_accuracy(own, split) for split in compared.splits]), DASH, DASH, DASH]
+        for name, own in named_bases(compared).items()
+    ]
     for method in compared.methods:
         accuracies = _accuracies([final_accuracy(method, split) for split in compared.splits])
         rollouts = spread([run.ledger.rollouts for run in method.runs], count)
         kind = {True: "on", False: "off", None: DASH}[is_on_policy(method)]
-        rows.append([name_of(method), str(len(method.runs)), *accuracies, rollouts, kind, _staleness(method)])
+        seeds = _num_seeds(method, compared.splits)
+        rows.append([name_of(method), seeds, *accuracies, rollouts, kind, _staleness(method)])
     if paper:
         header, rows = _with_paper_accuracy(compared, header, rows)
     note = (
@@ -427,6 +427,12 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
 
 def _all_runs(compared: Compared) -> list[Measured]:
     return [run for method in compared.methods for run in method.runs]
+
+
+def _num_seeds(method: Method, splits: Sequence[str]) -> str:
+    """Runs that its accuracies are of, the least and the most over splits; all of them where nothing is held out."""
+    found = [sum(run.after(split) is not None for run in method.runs) for split in splits] or [len(method.runs)]
+    return " to ".join(map(str, sorted({min(found), max(found)})))
 
 
 def _capital(words: str) -> str:
@@ -461,7 +467,7 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
         rows.append(
             [
                 name_of(method),
-                str(method.runs[0].num_steps),
+                spread([run.num_steps for run in method.runs], "{:.0f}".format),
                 spread([run.num_updates for run in method.runs], "{:.0f}".format),
                 spread(seconds, duration),
                 f"x{_mean(seconds) / first:.2f}" if first else DASH,
@@ -584,7 +590,7 @@ def _with_paper_accuracy(
     compared: Compared, header: list[str], rows: list[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
     config = compared.reference.config
-    names = ["base", *map(_published_name, compared.methods)]
+    names = [*["base"] * len(bases(compared)), *map(_published_name, compared.methods)]
     columns = list(_paper_columns(compared))
     shown = [
         [*row, *(_paper_cell(published_of(config, name), column, name) for column in columns)]

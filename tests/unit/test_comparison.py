@@ -161,7 +161,7 @@ def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
         evaluation_row("cd4", 1, {"p": "0000", "q": "1000", "r": "1100", "s": "1111", "t": "0000"}),
         evaluation_row("cd4", 3, {"p": "1000", "q": "0000", "r": "1100", "s": "1110", "t": "0000"}),
     ]).path]).reference.runs[0]  # fmt: skip
-    found = held_out_matrix([run], "cd4", 3)
+    found = held_out_matrix([run], "cd4")
     assert found is not None
     assert found.counts == (
         (1, 1, 0, 0, 0),  # t stays at 0/4, p rises to 1/4
@@ -171,7 +171,7 @@ def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
         (0, 0, 0, 1, 0),  # s falls from 4/4 to 3/4
     )
     assert (found.total, found.better, found.worse) == (5, 1, 2)
-    assert held_out_matrix([run], "cd4", 2) is None
+    assert held_out_matrix([run], "cd34") is None
 
 
 def test_the_same_prompts_are_followed_at_the_measurements_nearest_to_the_papers_steps(tmp_path: Path) -> None:

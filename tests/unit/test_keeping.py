@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from bapo.algorithms.settings import CadenceConfig
 from bapo.cli.app import app
 from bapo.cli.running.runs import state_of
+from bapo.cli.training.model_card import model_card
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
@@ -289,6 +290,17 @@ def test_tables_say_why_a_run_ended_and_which_weights_are_the_best(ended: RunDir
     shown = "\n".join(drawn(summary(ended, config), 400))
     assert "after step 8 of 100: no improvement" in shown
     assert "after step 4: easy 50.0 %, the highest of 3 measurements, so partly luck" in shown
+
+
+def test_the_card_of_a_model_says_which_weights_have_sampled_a_measurement() -> None:
+    rows = [make_evaluation("easy", 1, 0.25, versions=[1, 1])]
+    rows += [make_evaluation("easy", 31, 0.5, versions=[32, 34]), make_evaluation("hard", 31, 0.5, versions=[31, 31])]
+    card = model_card("me/it", load_config([], []), 30, rows, is_adapter=False)
+    cells = {line.split(" | ")[0]: line.split(" | ")[3:5] for line in card.splitlines() if "200 x 2" in line}
+    assert cells == {
+        "| easy": ["25.0 % [23.0, 27.0]", "50.0 % [48.0, 52.0] (sampled by the weights after steps 31 to 33)"],
+        "| hard": ["not measured", "50.0 % [48.0, 52.0]"],
+    }
 
 
 def refused(*arguments: str) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from bapo.config.load import load_resolved
 from bapo.config.tree import Config
+from bapo.core.types import Outcome
 from bapo.runtime.process import Interrupts
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.rollout_client import AgentsStatus, WorkerStatus
@@ -23,6 +25,7 @@ from services.launcher.display.table import accuracies, render
 from services.launcher.session import Session, stall_reason
 from services.launcher.supervision.children import ProcessLine
 from tests.support.run_rows import make_evaluation, make_row
+from tests.support.synthetic_runs import result, write_run
 from tests.unit.test_scheduler import STATUS
 
 STARTING = (
@@ -236,6 +239,15 @@ def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summar
         assert output.getvalue().count(f"{what}: {sentence}") == 1
         assert sentence in ended
     assert not list(losses({"pushed_groups:stored": 5}, [make_row(1, num_responses=8, num_truncated=0)]))
+
+
+def test_the_solution_of_an_expert_is_no_sampled_response_of_the_summary(tmp_path: Path) -> None:
+    # Two groups of LUFFY with an expert's row among 4, and one without: 3 + 3 + 4 responses.
+    with_expert = [replace(result(p, "1001", step=1), outcomes=bytes([0, 0, 0, Outcome.EXPERT])) for p in "ab"]
+    run = write_run(tmp_path / "luffy-s1", preset="grpo", groups={1: with_expert, 2: [result("c", "1001", step=2)]})
+    assert "10 responses in 3 groups for training" in "\n".join(
+        drawn(summary(run, load_resolved(run.config_path)), 120)
+    )
 
 
 def left_out(step: int, num: int, **reasons: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from bapo.core.correctness import measure_of
 from bapo.core.statistics import change
 from bapo.core.text import with_interval
 from bapo.runtime.model_files import is_hub_id
+from bapo.runtime.run_directory.best import named_weights, sampled_after
 
 LOAD_MODEL = """\
 ```python
@@ -114,7 +115,12 @@ def _rows(evaluations: Sequence[Mapping[str, Any]], step: int) -> Iterator[tuple
             split,
             measure_of(evaluations, split),
             f"{row['num_prompts']} x {row['num_samples']}",
-            with_interval(before) if before else "not measured",
-            with_interval(row),
+            _cell(before) if before else "not measured",
+            _cell(row),
             found.in_points if found else "",
         )
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    """Its mean, and which other weights it is of: a measurement during a run is often by newer ones."""
+    return with_interval(row) + named_weights(sampled_after(row))

@@ -54,13 +54,14 @@ def measured(evaluations: Iterable[Mapping[str, Any]], name: str | None) -> list
             split=row["split"],
             step=int(row["version"]) - 1,
             mean=sum(own) / len(own) if own else float(row["accuracy"]),  # no prompt in common
-            sampled_after=_sampled_after(row),
+            sampled_after=sampled_after(row),
         )
         for row, own in zip(rows, means, strict=True)
     ]
 
 
-def _sampled_after(row: Mapping[str, Any]) -> tuple[int, int] | None:
+def sampled_after(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Steps of the oldest and newest weights that sampled a token of a measurement; None: the weights of its step."""
     versions = row.get("versions")
     if not versions or set(versions) == {row["version"]}:
         return None
@@ -93,9 +94,14 @@ def scope_of(best: Measured, evaluations: Iterable[Mapping[str, Any]]) -> str:
 
 def newer_weights(one: Measured) -> str:
     """` (sampled by the weights after steps 31 to 32)`, where a measurement is not by the weights of its own step."""
-    if one.sampled_after is None:
+    return named_weights(one.sampled_after)
+
+
+def named_weights(steps: tuple[int, int] | None) -> str:
+    """The words of `newer_weights` for a result of `sampled_after`."""
+    if steps is None:
         return ""
-    first, last = one.sampled_after
+    first, last = steps
     return f" (sampled by the weights after {f'step {last}' if first == last else f'steps {first} to {last}'})"
 
 

@@ -16,6 +16,7 @@ from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k,
 from bapo.core.reward_details import shown_details
 from bapo.core.statistics import change
 from bapo.core.text import count, duration, percent, with_interval
+from bapo.core.types import num_sampled
 from bapo.runtime.run_directory.best import best_first, measured, scope_of
 from bapo.runtime.run_directory.curves import first_results
 from bapo.runtime.run_directory.layout import EXPORT_FAILED, RunDirectory
@@ -168,12 +169,10 @@ def summary(run: RunDirectory, config: Config) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bright_black")
     table.add_column(overflow="fold")
-    num_groups = _num_sampled(run)
+    sizes = _sizes_sampled(run)
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} wall time, including startup")
-    table.add_row(
-        "rollouts", f"{count(num_groups * config.algorithm.group_size)} responses in {num_groups} groups for training"
-    )
+    table.add_row("rollouts", f"{count(sum(sizes))} responses in {len(sizes)} groups for training")
     if reason := ended_early(metrics):
         table.add_row("ended", f"after step {metrics[-1]['step']} of {config.run.num_steps}: {reason}")
     if best := _best(run, evaluations, config):
@@ -299,9 +298,9 @@ def _before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> RenderableTyp
     return Group(table, *lines, Text(caption, "bright_black"), *passed)
 
 
-def _num_sampled(run: RunDirectory) -> int:
-    """Groups that workers sampled for training; a reused group counts once, in its first step."""
-    return sum(len(results) for _, results in first_results(run.read_groups()))
+def _sizes_sampled(run: RunDirectory) -> list[int]:
+    """Responses in each group that workers sampled for training; a reused group counts once, in its first step."""
+    return [num_sampled(result) for _, results in first_results(run.read_groups()) for result in results]
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:
