@@ -74,10 +74,20 @@ class KeepsPerPrompt(Composer):
 
         per_prompt: int = Field(16, ge=1)
         """Maximum responses per prompt in the memory (ARPO: successes)."""
-        capacity: int | None = Field(512, ge=1)
+        capacity: int | None = Field(None, ge=1)
         """Maximum groups in the memory, first in first out; null: limited only per prompt."""
 
     _own: Settings
+
+    @classmethod
+    def check(cls, config: Any, own: Any) -> Iterator[str]:
+        """Joined rows have a new id at every visit, so nothing stored for an old one is found."""
+        del own
+        if config.loss.ratio_mode == "official":
+            yield (
+                f'loss.ratio_mode = official with algorithm.composer = "{config.algorithm.composer}": anchors are kept '
+                "by group, and its stored rows train in a new one each time; set loss.ratio_mode = decoupled"
+            )
 
     @property
     def ages_by(self) -> tuple[str, ...]:

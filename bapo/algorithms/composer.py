@@ -219,6 +219,12 @@ class Composer(Method, ABC):
         return None
 
     @property
+    def reuse_steps(self) -> int:
+        """Steps after its first in which a group may train again under its id: so long ratio mode `official` keeps its
+        anchors."""
+        return self._settings.high_window
+
+    @property
     def ages_by(self) -> tuple[str, ...]:
         """Settings that can be lowered so that the stored groups that train are younger or fewer."""
         return ()
