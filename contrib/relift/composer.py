@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng
+from bapo.algorithms.composer import OF_BAPO, AssemblyView, Composer, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.filters import Groups, filtered_fresh
 from bapo.algorithms.reward_levels import is_all_correct, is_informative
@@ -29,6 +29,8 @@ from contrib.replay_memory import newest, once_per_prompt, with_fresh
 class Relift(Composer):
     """The composer `relift`."""
 
+    takes_experts = True
+    ignores = (*OF_BAPO, "algorithm.max_rounds", "loss.advantage_pool")
     update_hooks = ("contrib.relift.supervised:Supervised",)
 
     class Settings(Composer.Settings):
