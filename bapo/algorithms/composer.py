@@ -243,8 +243,8 @@ class Composer(Method, ABC):
 
     @property
     def reuse_steps(self) -> int:
-        """Steps after its first in which a group may train again under its id: so long ratio mode `official` keeps its
-        anchors."""
+        """Steps after its first in which a group may train again under its id, for which ratio mode `official` keeps
+        its anchors."""
         return self._settings.high_window
 
     @property

@@ -466,7 +466,7 @@ class Config(Frozen):
         if is_masked and self.loss.ratio_mode == "official":
             raise ValueError(
                 'rollout.stale_tokens = "mask" with loss.ratio_mode = official: the anchors that are kept for a reused '
-                "group would lack its masked tokens, which train then; set loss.ratio_mode = decoupled, or "
+                "group would not have its masked tokens, which train then; set loss.ratio_mode = decoupled, or "
                 'stale_tokens = "drop"'
             )
         if is_masked and self.shaping.length_weight:

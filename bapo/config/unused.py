@@ -104,5 +104,5 @@ def _reasons(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _is_resolved(layer: Layer) -> bool:
-    """Whether it is the config.toml of a run, in which nobody wrote what it says."""
+    """Whether it is the config.toml of a run, which has every key."""
     return len(list(flatten(layer.values))) > len(known_keys()) // 2
