@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from bapo.cli.arguments import AUTO, free_name
-from bapo.cli.training.start import create_run, refuse_unnamed_layers
+from bapo.cli.training.start import create_run, refuse_unnamed_layers, warn_of_unused
 from bapo.config.check import listening_sections
 from bapo.config.layers import Layer, file_layer
 from bapo.config.load import load_layers
@@ -73,7 +73,9 @@ def train(config: Source | Sequence[Source] = (), *, reward: Rewards | None = No
     if reward is not None:
         names, text = named(reward, file)
         last["task"] = {"reward": names}
-    run = create_run(load_layers([*layers, Layer(source="bapo.train", values=last)]))
+    config_of_run = load_layers([*layers, Layer(source="bapo.train", values=last)])
+    warn_of_unused(config_of_run, given)
+    run = create_run(config_of_run)
     if text:
         with storing(file):
             file.write_text(text, encoding="utf-8")

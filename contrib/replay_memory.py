@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bapo.algorithms.composer import Composer, FreshSchedule, Reason
+from bapo.algorithms.composer import OF_BAPO, Composer, FreshSchedule, Reason
 from bapo.algorithms.filters import Groups
 from bapo.core.batch_items import Part
 from bapo.core.types import GroupStat
@@ -30,6 +30,8 @@ class ShareSettings(Composer.Settings):
 class ReplaysShare(Composer):
     """Base of composers that replay a share of B."""
 
+    ignores = (*OF_BAPO, "algorithm.max_rounds", "loss.advantage_pool")
+
     class Settings(ShareSettings):
         """Those of the share."""
 
@@ -37,6 +39,7 @@ class ReplaysShare(Composer):
 
     @classmethod
     def check(cls, config: Any, own: Settings) -> Iterator[str]:
+        yield from super().check(config, own)
         size = config.algorithm.batch_size
         if own.last_step is not None and own.last_step < own.first_step:
             yield (
@@ -69,15 +72,27 @@ class ReplaysShare(Composer):
 class KeepsPerPrompt(Composer):
     """Base of composers that keep the last responses of each prompt."""
 
+    ignores = (*OF_BAPO, "algorithm.online_filter", "algorithm.max_rounds")
+
     class Settings(Composer.Settings):
         """Of the memory."""
 
         per_prompt: int = Field(16, ge=1)
         """Maximum responses per prompt in the memory (ARPO: successes)."""
-        capacity: int | None = Field(512, ge=1)
+        capacity: int | None = Field(None, ge=1)
         """Maximum groups in the memory, first in first out; null: limited only per prompt."""
 
     _own: Settings
+
+    @classmethod
+    def check(cls, config: Any, own: Any) -> Iterator[str]:
+        """Joined rows have a new id at every visit, so nothing stored for an old one is found."""
+        yield from super().check(config, own)
+        if config.loss.ratio_mode == "official":
+            yield (
+                f'loss.ratio_mode = official with algorithm.composer = "{config.algorithm.composer}": anchors are kept '
+                "by group, and its stored rows train in a new one each time; set loss.ratio_mode = decoupled"
+            )
 
     @property
     def ages_by(self) -> tuple[str, ...]:

@@ -189,6 +189,16 @@ class FreshSchedule:
             yield first, end, number
 
 
+OF_BAPO = tuple(
+    f"algorithm.{key}"
+    for key in (
+        "use_x2", "c1", "bad_capacity", "max_reevaluated",
+        "use_x3", "c2_range", "c3_range", "threshold_schedule", "x3_policy", "x3_exactly_half", "drop_zero_variance_x3",
+    )
+)  # fmt: skip
+"""Settings of B_bad and B_high as BAPO uses them."""
+
+
 class Composer(Method, ABC):
     """One algorithm's rule for the batch. Stateless: all state is in the view, so that all of it is in the buffer."""
 
@@ -196,7 +206,20 @@ class Composer(Method, ABC):
     """It promises that no prompt trains twice in one step by the surrogate; the assembler checks it."""
     max_rounds = 1
     """Maximum generation rounds per step; 1: never returns NeedMore."""
+    takes_experts = False
+    """Whether it knows the expert's row of a group (`algorithm.num_experts`)."""
     _own: Any
+
+    @classmethod
+    def check(cls, config: Any, own: Any) -> Iterator[str]:
+        """Of the shipped ones only those that know an expert's row get one: else it would train as a sampled one."""
+        del own
+        algorithm = config.algorithm
+        if algorithm.num_experts and not cls.takes_experts and ":" not in algorithm.composer:
+            yield (
+                f"algorithm.num_experts = {algorithm.num_experts}: algorithm.composer = {algorithm.composer} does not "
+                "know an expert's row of a group; set it to 0, or take a preset with experts (docs/methods.md)"
+            )
 
     def __init__(self, settings: AlgorithmConfig, own: Any = None) -> None:
         """`own`: its Settings; None: their defaults."""
@@ -217,6 +240,12 @@ class Composer(Method, ABC):
     def high_window(self) -> int | None:
         """S: B_high has groups of this many latest steps, one per prompt; None: the composer has its own rule."""
         return None
+
+    @property
+    def reuse_steps(self) -> int:
+        """Steps after its first in which a group may train again under its id, for which ratio mode `official` keeps
+        its anchors."""
+        return self._settings.high_window
 
     @property
     def ages_by(self) -> tuple[str, ...]:

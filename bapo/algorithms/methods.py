@@ -65,6 +65,10 @@ class Method:
     """What it adds to the update, each "package.module:Class" of a `learner.update.hooks.UpdateHook`: imported by the
     learner alone."""
 
+    ignores: tuple[str, ...] = ()
+    """Settings of the rest of the configuration that change nothing that trains with it, such as "loss.dual_clip": a
+    start says so of those that the user wrote."""
+
     @classmethod
     def check(cls, config: Any, own: Any) -> Iterator[str]:
         """What is wrong with the rest of the configuration for it, each with a remedy.

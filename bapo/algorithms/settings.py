@@ -45,7 +45,7 @@ class AlgorithmConfig(Frozen):
     threshold_schedule: Literal["eq8", "inverted", "official", "fixed"] = "eq8"
     """Of c2 and c3 by r_tot (docs/paper.md); `fixed`: the low ends."""
     r_tot_decay: float = Field(0.0, ge=0, lt=1)
-    """Weight of the previous r_tot in a moving average."""
+    """Weight of the previous r_tot in a moving average; `reward_mean` of a step is its own."""
     online_filter: Literal["range", "gaussian", "uniform", "none"] = "range"
     """Which fresh groups become X1 (appendix A.3); `none`: all, as GRPO."""
     gaussian_center: float = 0.5

@@ -28,7 +28,7 @@ def with_methods(config: Config, sources: Mapping[Key, str], layers: Sequence[La
     """
     problems: list[str] = []
     for kind in KINDS:
-        if not kind.is_installed or (":" in _value(config, kind.key) and not own_files):
+        if not kind.is_installed or (":" in value_of(config, kind.key) and not own_files):
             continue
         own, found = _read(kind, config, sources)
         problems += found
@@ -42,13 +42,13 @@ def with_methods(config: Config, sources: Mapping[Key, str], layers: Sequence[La
 
 def part_of(kind: Kind, config: Config) -> tuple[type[Method], MethodSettings]:
     """The part of this kind that the config names, and its own settings. Raises: ConfigError."""
-    part: type[Method] = kind.find(_value(config, kind.key))
-    return part, own_settings(kind, part.Settings, _value(config, kind.options))
+    part: type[Method] = kind.find(value_of(config, kind.key))
+    return part, own_settings(kind, part.Settings, value_of(config, kind.options))
 
 
 def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[MethodSettings | None, list[str]]:
     """Its own settings, and one line per problem with them or with what it demands."""
-    name, key = str(_value(config, kind.key)), tuple(kind.key.split("."))
+    name, key = str(value_of(config, kind.key)), tuple(kind.key.split("."))
     try:
         part: type[Method] = kind.find(name)
     except ConfigError as error:
@@ -56,7 +56,7 @@ def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[Metho
         is_preset = preset in preset_names()
         what = f'{kind.key} = "{name}": this is a preset: set preset = "{preset}"' if is_preset else str(error)
         return None, [at_source(sources.get(key, "default"), f"{what}{of_value(name)}")]
-    at, options = tuple(kind.options.split(".")), _value(config, kind.options)
+    at, options = tuple(kind.options.split(".")), value_of(config, kind.options)
     of_others = {name for name in options if name not in part.Settings.model_fields} & _of_any(kind)
     problems: list[str] = []
     values = dict(read_section(part.Settings, {k: v for k, v in options.items() if k not in of_others}, at, problems))
@@ -90,7 +90,7 @@ def _of_another(kind: Kind, config: Config, own: MethodSettings, layers: Sequenc
 def _who_has(kind: Kind, option: str, config: Config) -> str:
     names = [name for name in kind.names() if option in kind.find(name).Settings.model_fields]
     who = f"{', '.join(names)} has" if names else "no method has it any more"
-    return f'{kind.key} = "{_value(config, kind.key)}" has no such setting; {who}'
+    return f'{kind.key} = "{value_of(config, kind.key)}" has no such setting; {who}'
 
 
 def _of_any(kind: Kind) -> set[str]:
@@ -102,7 +102,8 @@ def _source(sources: Mapping[Key, str], at: Key) -> str:
     return next((source for key, source in reversed(list(sources.items())) if key[: len(at)] == at), "default")
 
 
-def _value(config: Config, key: str) -> Any:
+def value_of(config: Config, key: str) -> Any:
+    """The value of a dotted key."""
     return reduce(getattr, key.split("."), config)
 
 

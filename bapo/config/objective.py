@@ -44,7 +44,8 @@ class LossConfig(Frozen):
     advantage_eps: float = Field(1e-6, ge=0)
     """Smoothing of eq. 2."""
     advantage_pool: Literal["mixed", "split", "on_policy"] = "mixed"
-    """Rewards of mean and deviation: all rows; fresh and others separately (RePO); the fresh ones (LUFFY's option)."""
+    """Rewards of mean and deviation: all rows; fresh and others separately (RePO); the fresh ones (LUFFY's option, with
+    `advantage_norm = "center"`)."""
     advantage_pass_k: int = Field(1, ge=1)
     """K: multiply an advantage by K times the share of draws of K - 1 other responses that are all incorrect: the
     gradient of pass@K. 1: off."""
@@ -125,6 +126,17 @@ class LossConfig(Frozen):
             raise ValueError("importance_mode = mask has no bound; set importance_cap, importance_floor or both")
         if self.importance_floor is not None and self.importance_floor >= (self.importance_cap or float("inf")):
             raise ValueError(f"importance_floor = {bounds[0]} is not below importance_cap = {bounds[1]}; lower it")
+        return self
+
+    @model_validator(mode="after")
+    def fresh_rows_have_a_deviation(self) -> Self:
+        """Check that an expert's right row is not divided by the deviation 0 of rows that all failed."""
+        if self.advantage_pool == "on_policy" and self.advantage_norm != "center":
+            raise ValueError(
+                f"advantage_pool = on_policy with advantage_norm = {self.advantage_norm} divides by the deviation of "
+                "the fresh rows, which is 0 where all failed: other rows would get an advantage of up to 1/"
+                "advantage_eps; set advantage_norm = center"
+            )
         return self
 
     @model_validator(mode="after")

@@ -463,6 +463,12 @@ class Config(Frozen):
         ):
             if is_set:
                 raise ValueError(f"[agents] with {what}: an episode is sampled call by call; remove one of the two")
+        if is_masked and self.loss.ratio_mode == "official":
+            raise ValueError(
+                'rollout.stale_tokens = "mask" with loss.ratio_mode = official: the anchors that are kept for a reused '
+                "group would not have its masked tokens, which train then; set loss.ratio_mode = decoupled, or "
+                'stale_tokens = "drop"'
+            )
         if is_masked and self.shaping.length_weight:
             raise ValueError(
                 'rollout.stale_tokens = "mask" with shaping.length_weight: lengths would not have the masked tokens; '

@@ -428,7 +428,7 @@ class BatchEntry:
     kind: Literal["rl", "sft"] = "rl"
     """sft: trained by cross-entropy, without advantages (ReLIFT)."""
     weight: float = 1.0
-    """Factor on what the entry adds to the loss."""
+    """Factor on its advantages, not on its KL and entropy; of kind sft, on its loss."""
     replayed: NDArray[np.bool_] | None = None
     """[G] rows that were sampled for an earlier batch; None: all rows of X3, none of X1 and X2."""
 

@@ -282,7 +282,7 @@ def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator
         if then != now:
             yield f"{origin.value.upper()} has {_listed(then, now)} recorded, {_listed(now, then)} replayed"
     row = recorded.metrics or {}
-    values = {"reward_mean": decision.r_tot, **decision.reported}
+    values = {"r_tot" if "r_tot" in row else "reward_mean": decision.r_tot, **decision.reported}
     for name, value in values.items():
         if name in row and row[name] != value:
             yield f"{name} is {row[name]} recorded, {value} replayed"

@@ -68,6 +68,7 @@ class Bounds:
 class BalancedClip(PolicyLoss):
     """The loss `balanced_clip`; before fitting, its bounds are the start of the search."""
 
+    ignores = ("loss.clip_low", "loss.clip_high")
     whole_minibatch = True
 
     class Settings(SearchSettings):

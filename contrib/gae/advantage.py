@@ -14,6 +14,7 @@ from learner.advantages.group import OfGroup
 class Gae(OfGroup):
     """The advantage `gae`; until the critic has run, tokens have that of their group."""
 
+    ignores = ("loss.advantage_norm", "loss.advantage_eps", "loss.advantage_pass_k")
     update_hooks = ("contrib.gae.critic:CriticTrainer",)
     always_counts = True
     trained_models = 1

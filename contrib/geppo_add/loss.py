@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class GeppoAdd(PolicyLoss):
     """The loss `geppo_add`."""
 
+    ignores = ("loss.dual_clip",)
     takes_weight = False
     needs_bounds = True
     ratio_modes = ("decoupled", "official")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Kimi(PolicyLoss):
     """The loss `kimi`."""
 
+    ignores = ("loss.clip_low", "loss.clip_high", "loss.dual_clip")
     takes_weight = False
     ratio_modes = ("decoupled", "official")
     always_counts = True

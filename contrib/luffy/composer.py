@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng, whole_groups
+from bapo.algorithms.composer import OF_BAPO, AssemblyView, Composer, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from contrib.replay_memory import first_of_each_prompt
 
 
 class Luffy(Composer):
     """The composer `luffy`."""
+
+    takes_experts = True
+    ignores = (*OF_BAPO, "algorithm.online_filter", "algorithm.max_rounds")
 
     @classmethod
     def check(cls, config: Any, own: Any) -> Iterator[str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Luffy(PolicyLoss):
     """The loss `luffy`."""
 
+    ignores = ("loss.dual_clip",)
     takes_weight = False
 
     class Settings(PolicyLoss.Settings):

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng
+from bapo.algorithms.composer import OF_BAPO, AssemblyView, Composer, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.filters import Groups, filtered_fresh
 from bapo.algorithms.reward_levels import is_all_correct, is_informative
@@ -29,6 +29,8 @@ from contrib.replay_memory import newest, once_per_prompt, with_fresh
 class Relift(Composer):
     """The composer `relift`."""
 
+    takes_experts = True
+    ignores = (*OF_BAPO, "algorithm.max_rounds", "loss.advantage_pool")
     update_hooks = ("contrib.relift.supervised:Supervised",)
 
     class Settings(Composer.Settings):
@@ -36,7 +38,7 @@ class Relift(Composer):
 
         sft_items: int | None = Field(None, ge=1)
         """Expert solutions per supervised step, which runs when this many are queued; null: B."""
-        capacity: int | None = Field(512, ge=1)
+        capacity: int | None = Field(None, ge=1)
         """Maximum groups in the queue, first in first out; null: one per prompt."""
         sft_lr: float = Field(1e-6, gt=0)
         """Learning rate of the separate AdamW of supervised steps."""
@@ -55,6 +57,12 @@ class Relift(Composer):
             yield (
                 f"algorithm.options.sft_items = {own.sft_items} is more than algorithm.batch_size = {size}, the "
                 f"maximum per step; use at most {size}"
+            )
+        number = own.sft_items or size
+        if own.capacity is not None and own.capacity < number:
+            yield (
+                f"algorithm.options.capacity = {own.capacity} is less than the {number} expert solutions that a "
+                f"supervised step waits for; use at least {number}, null, or a smaller algorithm.options.sft_items"
             )
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:

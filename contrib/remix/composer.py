@@ -51,6 +51,10 @@ class Remix(ReplaysShare):
             )
 
     @property
+    def reuse_steps(self) -> int:
+        return self._own.window
+
+    @property
     def ages_by(self) -> tuple[str, ...]:
         return (*(("algorithm.options.window",) if self._own.window > 1 else ()), *super().ages_by)
 

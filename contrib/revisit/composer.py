@@ -42,6 +42,7 @@ class Revisit(Bapo):
 
     @classmethod
     def check(cls, config: Any, own: Settings) -> Iterator[str]:
+        yield from super().check(config, own)
         if not config.algorithm.use_x2:
             yield 'algorithm.composer = "revisit" asks again in re-evaluation rounds; set algorithm.use_x2 = true'
 

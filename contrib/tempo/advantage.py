@@ -15,6 +15,7 @@ from learner.advantages.base import Advantage, Float64s
 class Tempo(Advantage):
     """The advantage `tempo`."""
 
+    ignores = ("shaping.shift",)
     credits_tokens = True
 
     def credit(self, group: Group, rewards: Float64s) -> Float64s:

@@ -26,6 +26,7 @@ KEEPS_ALL = ("none", "uniform")
 class Distillation(Advantage):
     """The advantage `distillation`."""
 
+    ignores = ("shaping.shift",)
     credits_tokens = True
     needs_teacher = True
 

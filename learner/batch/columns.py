@@ -41,7 +41,7 @@ class Columns:
     rollout_logprobs_M: Float32s
     """log alpha in nats."""
     advantage_R: Float32s
-    """A_j of eq. 2, times the weights of the entry and of its origin; 0 for an entry of kind sft."""
+    """A_j of eq. 2, times the weight of the entry; 0 for an entry of kind sft."""
     replayed_R: Bools
     """Whether the response was sampled for an earlier batch."""
     expert_R: Bools

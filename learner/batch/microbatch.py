@@ -94,16 +94,21 @@ def build(columns: Columns, pieces: Sequence[Piece], device: torch.device) -> Mi
                 packer.add_response(prompt, tokens, own)
     responses = [response for piece in pieces for response in piece.responses]
     slots = np.concatenate([np.arange(columns.starts_R[r], columns.starts_R[r + 1]) for r in responses])
-    return MicroBatch(
-        token_ids_N=_tensor(np.concatenate(packer.token_ids), device),
-        positions_N=_tensor(np.concatenate(packer.positions, axis=-1), device),
-        packing=pack_rows(packer.rows, packer.num_packed, device),
-        predict_M=_tensor(np.concatenate(packer.predict), device),
-        target_M=_tensor(columns.token_ids_M[slots], device),
-        slot_M=_tensor(slots, device),
-        rows=rows_of(columns.lengths_R[responses], device),
-        images=packed_images(patches, device),
+    return packer.packed(
+        columns.token_ids_M[slots], slots, columns.lengths_R[responses], packed_images(patches, device), device
     )
+
+
+def build_texts(groups: Sequence[tuple[Int64s, Sequence[Int64s]]], device: torch.device) -> MicroBatch:
+    """Pack prompts of text, each with its responses of one turn, that belong to no batch."""
+    packer = _Packer(axes=())
+    for prompt_ids, responses in groups:
+        prompt = packer.add_prompt(prompt_ids, np.arange(len(prompt_ids)))
+        for token_ids in responses:
+            packer.add_turn(prompt, token_ids)
+    targets = [token_ids for _, responses in groups for token_ids in responses]
+    lengths_R = np.array([len(token_ids) for token_ids in targets])
+    return packer.packed(np.concatenate(targets), np.arange(lengths_R.sum()), lengths_R, None, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,6 +160,21 @@ class _Packer:
                 self.rows.append(path.places)
             first = len(before.places) + len(contexts[turn]) - 1
             self.predict.append(path.places[first : first + len(sampled[turn])])
+
+    def packed(
+        self, targets_M: Int64s, slots_M: Int64s, lengths_R: Int64s, images: PackedImages | None, device: torch.device
+    ) -> MicroBatch:
+        """All of it as tensors."""
+        return MicroBatch(
+            token_ids_N=_tensor(np.concatenate(self.token_ids), device),
+            positions_N=_tensor(np.concatenate(self.positions, axis=-1), device),
+            packing=pack_rows(self.rows, self.num_packed, device),
+            predict_M=_tensor(np.concatenate(self.predict), device),
+            target_M=_tensor(targets_M, device),
+            slot_M=_tensor(slots_M, device),
+            rows=rows_of(lengths_R, device),
+            images=images,
+        )
 
     def _extended(self, path: _Path, token_ids: Int64s) -> _Path:
         start, num = path.next_position, len(token_ids)

@@ -9,7 +9,8 @@ Padding is on the right of real tokens, so causality masks it; its outputs are d
 zero.
 
 Works for any transformers causal LM that calls the attention interface and encodes position by `position_ids`.
-Does not cover: sliding windows shorter than a sequence, attention sinks, soft-capped scores (rejected, not ignored).
+Does not cover: sliding windows shorter than a sequence, attention sinks, soft-capped scores, layers besides attention
+that mix tokens (rejected, not ignored; the latter by `check_head` of `learner.model.policy`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.core.reward_details import as_columns, mean_of_groups
-from bapo.core.types import Batch, Origin, Outcome, Purpose, are_equal, num_sampled, sampled_rewards
+from bapo.core.types import Batch, GroupResult, Origin, Outcome, Purpose, are_equal, num_sampled, sampled_rewards
 from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
@@ -212,7 +212,7 @@ def metrics_row(
     row: dict[str, Any] = {
         "step": batch.step,
         "policy_version": policy_version,
-        "reward_mean": batch.r_tot,
+        **_mean_rewards(batch, config),
         **{origin.value: sum(entry.origin is origin for entry in batch.entries) for origin in Origin},
         "batch_size": config.algorithm.batch_size,
         **batch.facts,
@@ -242,6 +242,14 @@ def metrics_row(
         "time": time.time(),
     }
     return row
+
+
+def _mean_rewards(batch: Batch, config: Config) -> dict[str, float]:
+    """reward_mean of the step's fresh responses; and r_tot, where it is a moving average."""
+    rewards = [reward for result in _fresh(batch) for reward in sampled_rewards(result)]
+    if not config.algorithm.r_tot_decay or not rewards:
+        return {"reward_mean": batch.r_tot}
+    return {"reward_mean": sum(rewards) / len(rewards), "r_tot": batch.r_tot}
 
 
 def _teacher_fields(batch: Batch) -> dict[str, float]:
@@ -275,9 +283,13 @@ def _informative_fields(batch: Batch) -> dict[str, Any]:
 
 def _reward_fields(batch: Batch) -> dict[str, dict[str, float]]:
     """Components of the reward and facts, means over the fresh groups of `reward_mean`; where there are any."""
+    return as_columns(mean_of_groups(result.reward_details for result in _fresh(batch)))
+
+
+def _fresh(batch: Batch) -> list[GroupResult]:
+    """X_on: the fresh groups of this step, trained or not."""
     results = {result.group_id: result for result in batch.results if result.birth == batch.step}.values()
-    fresh = (result for result in results if result.purpose is Purpose.FRESH and result.reason != Reason.STALE)
-    return as_columns(mean_of_groups(result.reward_details for result in fresh))
+    return [result for result in results if result.purpose is Purpose.FRESH and result.reason != Reason.STALE]
 
 
 def _staleness_fields(batch: Batch, config: Config) -> dict[str, float | None]:

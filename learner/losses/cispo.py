@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Cispo(PolicyLoss):
     """The loss `cispo`."""
 
+    ignores = ("loss.dual_clip",)
+
     def __init__(self, settings: LossConfig, own: PolicyLoss.Settings) -> None:
         super().__init__(settings, own)
         self._low, self._high = bounds_around_one(settings.clip_low, settings.clip_high)

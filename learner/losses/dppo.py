@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Dppo(PolicyLoss):
     """The loss `dppo`."""
 
+    ignores = ("loss.dual_clip",)
     needs_bounds = True
     ratio_modes = ("direct",)
 

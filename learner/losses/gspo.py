@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Gspo(PolicyLoss):
     """The loss `gspo`."""
 
+    ignores = ("loss.dual_clip",)
     needs_bounds = True
 
     def __init__(self, settings: LossConfig, own: PolicyLoss.Settings) -> None:

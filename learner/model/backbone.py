@@ -8,13 +8,14 @@ Suffixes: N packed tokens, D hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bapo.config.tree import ModelConfig
+from bapo.config.tree import Config, ModelConfig
 from bapo.core.errors import ConfigError
 from learner.batch.microbatch import MicroBatch
 from learner.batch.packed_attention import NAME as PACKED
@@ -33,6 +34,41 @@ def reads_images(settings: PreTrainedConfig) -> bool:
 def attention(settings: PreTrainedConfig, text: str = PACKED) -> str | dict[str, str]:
     """The argument `attn_implementation` of transformers."""
     return {"text_config": text, "vision_config": PLAIN} if reads_images(settings) else text
+
+
+def refuse_changing_rope(settings: PreTrainedConfig, config: Config) -> None:
+    """Refuse rotary frequencies that would differ between passes, or between the learner and the engines.
+
+    transformers chooses those of rope types longrope and dynamic by the largest position in a pass, so by what else is
+    packed, and vLLM those of longrope by max_model_len. Up to the original context they never change.
+
+    Raises: ConfigError if a sequence of the run, or an engine, exceeds it.
+    """
+    for kind, context in _original_contexts(settings.get_text_config()):
+        asked, keys = config.rollout.longest_sequence, "rollout.max_prompt_tokens + rollout.max_response_tokens"
+        if config.sft is not None:
+            asked, keys = config.learner.microbatch_tokens, "learner.microbatch_tokens"
+        engine = config.rollout.engine_options.get("max_model_len", asked)
+        if asked <= context and isinstance(engine, int) and 0 < engine <= context:
+            continue
+        if asked <= context:
+            asked, keys = engine, "rollout.engine_options.max_model_len"
+        raise ConfigError(
+            f"{keys} = {asked} is more than the {context} tokens up to which the rotary frequencies of "
+            f"{config.model.path} (rope type {kind}) are fixed; beyond, log-probs would depend on what else is in a "
+            f"pass: use at most {context}, or another model.path"
+        )
+
+
+def _original_contexts(text: PreTrainedConfig) -> Iterator[tuple[str, int]]:
+    """Each rope type whose frequencies change with the length, and the tokens up to which they do not."""
+    found = getattr(text, "rope_parameters", None) or {}
+    for rope in (found, *(own for own in found.values() if isinstance(own, Mapping))):  # by layer type in some models
+        kind = str(rope.get("rope_type"))
+        if kind == "longrope":
+            yield kind, rope["original_max_position_embeddings"]
+        elif "dynamic" in kind:
+            yield kind, text.max_position_embeddings
 
 
 def hidden_states(base: nn.Module, micro: MicroBatch) -> Tensor:

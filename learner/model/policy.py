@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -29,10 +30,17 @@ from transformers import (
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.vision import Patches, VisionModel, vision_model
-from learner.batch.microbatch import MicroBatch, packed_images, rows_of
+from learner.batch.microbatch import MicroBatch, PackedImages, build_texts, packed_images, rows_of
 from learner.batch.packed_attention import pack_rows
 from learner.distributed.world import World
-from learner.model.backbone import PLAIN, attention, freeze_vision, hidden_states, reads_images
+from learner.model.backbone import (
+    PLAIN,
+    attention,
+    freeze_vision,
+    hidden_states,
+    reads_images,
+    refuse_changing_rope,
+)
 from learner.model.layers import LayerOptions
 from learner.model.loading import cast_frozen, load_module
 from learner.model.logprobs import response_logprobs
@@ -141,6 +149,7 @@ def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool 
     def read() -> Policy:
         try:
             settings = AutoConfig.from_pretrained(str(path))
+            refuse_changing_rope(settings, config)
             model = _kind(settings).from_pretrained(
                 str(path), dtype=torch.float32, attn_implementation=attention(settings)
             )
@@ -244,10 +253,10 @@ def sequence_microbatch(
 
 @torch.no_grad()
 def check_head(policy: Policy, path: str | Path, longest: int = 0) -> None:
-    """Compare the packed log-probs of a few tokens with the model's own forward pass.
+    """Compare the log-probs of three packed sequences, two of them of one prompt, with the model's own of each.
 
-    Some architectures scale or cap logits after the head, or have special attention; they are rejected here instead
-    of being trained on wrong log-probs.
+    Some architectures scale or cap logits after the head, have special attention, or layers that read across packed
+    sequences; they are rejected here instead of being trained on wrong log-probs.
 
     Args:
         longest: tokens of the longest sequence that the model will read, which none of its windows may cut.
@@ -256,42 +265,71 @@ def check_head(policy: Policy, path: str | Path, longest: int = 0) -> None:
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ConfigError(f"model.path={path}: the learner needs a linear output head without bias")
-    token_ids = policy.sampled_tokens[1:9]
-    gap = _gap(policy, token_ids, 1, (), longest)
-    if policy.vision is not None:
-        picture = _noise(policy.vision)
-        num = policy.vision.num_tokens(picture.height, picture.width)
-        prompt = [token_ids[0], *[policy.vision.image_token] * num]
-        gap = max(gap, _gap(policy, [*prompt, *token_ids], len(prompt), (picture,), longest))
-    if not gap <= HEAD_TOLERANCE:
+    ids = np.array(policy.sampled_tokens[1:9])
+    groups = [(ids[:2], [ids[2:6], ids[4:]]), (ids[5:], [ids[:4]])]
+    sequences = [(prompt, response) for prompt, responses in groups for response in responses]
+    gaps_R = _gaps(policy, build_texts(groups, policy.device), sequences, longest)
+    if not (gap := float(torch.cat([gaps_R[:1], _gap_of_picture(policy, ids, longest)]).max())) <= HEAD_TOLERANCE:
         raise ConfigError(
             f"model.path={path}: log-probs of the packed forward pass differ by {gap:.2g} nats from the model's own; "
             f"{type(model).__name__} is not supported"
         )
+    if not (gap := float(gaps_R.max())) <= HEAD_TOLERANCE:
+        raise ConfigError(
+            f"model.path={path}: log-probs differ by {gap:.2g} nats with the sequences that are packed before: "
+            f"{type(model).__name__} has layers that read across sequences (linear attention, state space, "
+            "convolution), which is not supported; choose a model all of whose layers are attention"
+        )
     log.info("policy %s parameters=%d parity=%.1e", path, sum(p.numel() for p in model.parameters()), gap)
 
 
-def _gap(policy: Policy, token_ids: Sequence[int], num_prompt: int, pictures: Sequence[Patches], longest: int) -> float:
-    """Maximum difference, in nats, between our log-probs of the tokens after the prompt and the model's own."""
-    model, dtype, vision = policy.model, policy.dtype, policy.vision if pictures else None
-    micro = sequence_microbatch(token_ids, policy.device, num_prompt=num_prompt, vision=vision, pictures=pictures)
+def _gap_of_picture(policy: Policy, ids: NDArray[np.int64], longest: int) -> Tensor:
+    """[1] `_gaps` of a sequence with an image; [0] if the model reads text only."""
+    if policy.vision is None:
+        return torch.empty(0, device=policy.device)
+    picture = _noise(policy.vision)
+    num = policy.vision.num_tokens(picture.height, picture.width)
+    prompt = np.array([ids[0], *[policy.vision.image_token] * num])
+    micro = sequence_microbatch(
+        [*prompt, *ids], policy.device, num_prompt=len(prompt), vision=policy.vision, pictures=(picture,)
+    )
+    return _gaps(policy, micro, [(prompt, ids)], longest)
+
+
+def _gaps(
+    policy: Policy, micro: MicroBatch, sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]], longest: int
+) -> Tensor:
+    """[R] maximum difference, in nats, between our log-probs of each response and the model's own.
+
+    Args:
+        sequences: prompt and response of each in the micro-batch.
+    """
+    model, dtype = policy.model, policy.dtype
     # As long as a sequence of the run, so that a layer with a shorter window is refused now.
     packing = replace(micro.packing, longest=max(longest, micro.packing.longest))
-    micro = replace(micro, packing=packing)
     policy.dtype = torch.float32
-    ours, _ = policy(micro, temperature=1.0, with_entropy=False)
+    ours_M, _ = policy(replace(micro, packing=packing), temperature=1.0, with_entropy=False)
     policy.dtype = dtype
-    inputs: dict[str, Any] = {"input_ids": torch.tensor([token_ids], device=policy.device)}
-    if micro.images is not None and vision is not None:
-        inputs |= {"pixel_values": micro.images.pixels, "image_grid_thw": micro.images.grid}
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == vision.image_token).int()
     model.set_attn_implementation(attention(model.config, PLAIN))
-    logits = model(**inputs, use_cache=False).logits[0, num_prompt - 1 : -1].float()
+    theirs_R = [_own_logprobs(policy, prompt, response, micro.images) for prompt, response in sequences]
     model.set_attn_implementation(attention(model.config))
+    ours_R = ours_M.split([len(response) for _, response in sequences])
+    return torch.stack([(ours - own).abs().max() for ours, own in zip(ours_R, theirs_R, strict=True)])
+
+
+def _own_logprobs(
+    policy: Policy, prompt: NDArray[np.int64], response: NDArray[np.int64], images: PackedImages | None
+) -> Tensor:
+    """[T] log-probs of a response by the model's own forward pass, over the tokens that can be sampled."""
+    ids = torch.from_numpy(np.concatenate((prompt, response))).to(policy.device)
+    inputs: dict[str, Any] = {"input_ids": ids[None]}
+    if images is not None and policy.vision is not None:
+        inputs |= {"pixel_values": images.pixels, "image_grid_thw": images.grid}
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == policy.vision.image_token).int()
+    logits = policy.model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     allowed = torch.tensor(policy.sampled_tokens, device=policy.device)
-    chosen = logits.gather(1, micro.target_M[:, None]).squeeze(1)
-    theirs = chosen - logits.index_select(1, allowed).logsumexp(-1)
-    return float((ours - theirs).abs().max())
+    chosen = logits.gather(1, ids[len(prompt) :, None]).squeeze(1)
+    return chosen - logits.index_select(1, allowed).logsumexp(-1)
 
 
 def _noise(vision: VisionModel) -> Patches:

@@ -12,10 +12,10 @@ The anchor is the center of the trust region (Eqs. 1, 3), by ratio mode:
     interpolated  between alpha and the policy that trains, by the age of the token: no pass of its own
 
 The learner first sees a group in the step whose assembly consumed it, so for X1 and X2 pi_gen is pi_theta_t of that
-step. X3 is reused within the window of B_high; its pi_gen is stored here by group id and in every checkpoint. A group
-of X3 that was filtered in its first step was never evaluated: its anchor is pi_theta_t of its first use. The first
-mini-batch needs no separate pass: its policy still is theta_t, so the policy's own log-probs are the anchor, and the
-ratio is exactly 1.
+step. X3 is reused within the composer's window; its pi_gen is stored here by group id and in every checkpoint. What of
+X3 was filtered, or left out of the loss, in its first step was never evaluated: its anchor is pi_theta_t of its first
+use. The first mini-batch needs no separate pass: its policy still is theta_t, so the policy's own log-probs are the
+anchor, and the ratio is exactly 1.
 
 A response with advantage 0 does not contribute to the surrogate. Without KL and entropy in the loss, it counts in the
 denominators but is not computed: loss and gradient are unchanged. This helps GRPO, which keeps zero-variance groups.
@@ -262,9 +262,9 @@ class GenerationMemory:
     """log pi_gen of groups that may be reused; all of it is in every checkpoint."""
 
     window: int
-    """Steps after its first use in which a group may be reused (S of B_high)."""
+    """Steps after its first use in which a group may be reused (`Composer.reuse_steps`)."""
     columns: Mapping[str, Float32s] = field(default_factory=dict)
-    """Group id -> [T] in nats."""
+    """Group id -> [T] in nats; NaN for responses that were not evaluated."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Group id -> step of its first use."""
 
@@ -276,11 +276,11 @@ class GenerationMemory:
         found = {
             entry.group.group_id: anchors_M[span].copy()
             for entry, span in zip(batch.entries, token_spans(batch), strict=True)
-            if not np.isnan(anchors_M[span]).any()  # a group without contribution to the loss was not evaluated
+            if not np.isnan(anchors_M[span]).all()  # responses without contribution to the loss were not evaluated
         }
         steps = {**dict.fromkeys(found, batch.step), **self.steps}  # the first use counts
         self.steps = {group_id: used for group_id, used in steps.items() if used > batch.step - self.window}
-        known = {**found, **self.columns}
+        known = {**self.columns, **found}  # with what was remembered: it was the anchor of this step
         self.columns = {group_id: known[group_id] for group_id in self.steps}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
@@ -72,7 +73,7 @@ class Updater:
         self._flops = model_flops(policy)
         self._objective = Objective(config.loss)
         self.passes = Passes(world, config.learner.microbatch_tokens, run_path, pass_cost(policy.model))
-        self.memory = GenerationMemory(window=config.algorithm.high_window)
+        self.memory = GenerationMemory(window=load_composer(config.algorithm).reuse_steps)
         settings = config.learner
         self.optimizer = torch.optim.AdamW(
             trained_parameters(policy),

@@ -22,7 +22,7 @@ from services.dashboard.history import History
 from services.dashboard.run_view import RunView, number
 
 PLAIN = (
-    "step", "time", "reward_mean", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high", "loss",
+    "step", "time", "reward_mean", "r_tot", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high", "loss",
     "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "k1", "k2", "k3", "lr", "num_tokens", "num_active_tokens",
     "num_updates", "step_s", "tokens_per_s", "warning", "episode_turns_mean", "episode_context_tokens_mean",
     "episode_forked_share", "episode_masked_share", "episode_calls_mean", "reward_parts", "reward_facts", "teacher_kl",

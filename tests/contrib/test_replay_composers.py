@@ -66,7 +66,7 @@ def test_the_other_strategies_take_all_or_some() -> None:
 
 
 def test_a_prompts_replay_begins_at_its_third_visit_with_rows_of_its_two_last_groups() -> None:
-    rule = composer("repo", options={"per_prompt": 8, "num_rows": 4, "capacity": None})
+    rule = composer("repo", options={"per_prompt": 8, "num_rows": 4})
     first = decided(rule, [group("a1", "1000"), group("b1", "0000")], step=1)
     assert [item.item_id for item in first.items] == ["a1", "b1"]
     second = decided(rule, [group("a2", "0110")], first.high, step=2)
@@ -77,6 +77,18 @@ def test_a_prompts_replay_begins_at_its_third_visit_with_rows_of_its_two_last_gr
     assert third.reasons == {"a3": Reason.INFORMATIVE, "a1": Reason.REPLAYED, "a2": Reason.REPLAYED}
     assert names(third.high) == ["b1", "a2", "a3"], "a1 is not among the last eight responses any more"
     assert [stat.birth for stat in third.high] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["repo", "arpo"])
+def test_what_a_prompt_has_stored_is_kept_however_many_prompts_there_are(name: str) -> None:
+    stored = [make_stat(rewards=MIXED, prompt_id=f"p{i}", group_id=f"g{i}", birth=1) for i in range(600)]
+    assert len(decided(composer(name), [group("a2", MIXED)], stored, step=2).high) == 601
+
+
+@pytest.mark.parametrize("name", ["repo", "arpo"])
+def test_anchors_by_group_are_refused_where_rows_of_several_are_joined(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"set loss\.ratio_mode = decoupled"):
+        load_config([name], ["--loss.ratio_mode=official"])
 
 
 # -- ReMix
@@ -120,7 +132,7 @@ def test_a_memory_keeps_the_newest_group_of_each_prompt_first_in_first_out() -> 
 
 
 def test_a_group_that_fails_as_a_whole_gets_a_stored_success_in_place_of_its_first_response() -> None:
-    rule = composer("arpo", options={"per_prompt": 2, "capacity": None})
+    rule = composer("arpo", options={"per_prompt": 2})
     first = decided(rule, [group("a1", "0010"), group("b1", FAILED)], step=1)
     assert [item.item_id for item in first.items] == ["a1", "b1"]
     assert names(first.high) == ["a1"], "b1 has no success"
@@ -169,9 +181,13 @@ def test_relift_trains_sampled_rows_and_collects_prompts_that_are_out_of_reach()
     assert {key for key, reason in second.reasons.items() if reason == Reason.SUPERVISED} == {"c2", "d2"}
 
 
-def test_relift_refuses_supervised_steps_that_no_batch_can_hold() -> None:
+def test_relift_refuses_supervised_steps_that_no_batch_or_queue_can_hold() -> None:
     with pytest.raises(ConfigError, match="sft_items = 500 is more than algorithm"):
         load_config(["relift"], ["--algorithm.options.sft_items=500"])
+    small = ["--algorithm.options.capacity=64"]
+    with pytest.raises(ConfigError, match="capacity = 64 is less than the 128"):
+        load_config(["relift"], small)
+    assert load_config(["relift"], [*small, "--algorithm.options.sft_items=64"])
 
 
 # -- the fresh groups of each step

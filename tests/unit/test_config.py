@@ -383,6 +383,13 @@ def test_agents_refuse_what_would_be_wrong_for_episodes(override: str) -> None:
     assert "agents" in problem
 
 
+def test_anchors_kept_of_a_group_without_its_stale_tokens_are_refused() -> None:
+    masked = ["--agents.rollout=agent.py:rollout", "--rollout.stale_tokens=mask"]
+    assert load_config(["bapo"], [*masked, "--loss.ratio_mode=decoupled"]).agents is not None
+    (problem,) = problems(["bapo"], [*masked, "--loss.ratio_mode=official"])
+    assert "set loss.ratio_mode = decoupled" in problem
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [

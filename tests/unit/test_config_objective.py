@@ -32,6 +32,7 @@ from bapo.core.errors import ConfigError
         ({"importance_level": "sequence", "ratio_mode": "direct"}, "set ratio_mode = decoupled"),
         ({"advantage": "gae", "advantage_batch_norm": True}, "advantage_batch_norm = false"),
         ({"advantage": "gae", "advantage_pool": "split"}, "or loss.advantage = group"),
+        ({"advantage_pool": "on_policy"}, "set advantage_norm = center"),
         ({"importance_denominator": "kept"}, "set importance_mode = mask"),
         ({"importance_floor": 0.5}, "set that, or importance_floor = null"),
         ({"importance_mode": "mask", "importance_cap": None}, "set importance_cap, importance_floor or both"),

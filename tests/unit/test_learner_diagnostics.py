@@ -102,6 +102,19 @@ def test_the_row_of_a_step_by_hand() -> None:
     assert {key: row[key] for key in want} == want
 
 
+def test_the_mean_reward_is_that_of_the_step_where_r_tot_is_a_moving_average() -> None:
+    groups = [make_group(rewards=rewards, prompt_id=rewards) for rewards in ("11", "10", "00")]
+    batch = make_batch(groups=groups, step=10, r_tot=0.3)
+    new, expert, stale = (replace(result, birth=10) for result in batch.results)
+    expert = replace(expert, outcomes=bytes([Outcome.GRADED, Outcome.EXPERT]))  # 1 sampled, right
+    batch = replace(batch, results=(new, expert, replace(stale, reason="stale")))
+    report, config = UpdateReport(lr=1e-4, minibatches=(), num_tokens=0), learner_config(algorithm={"r_tot_decay": 0.9})
+    row = metrics_row(batch, report, policy_version=9, config=config, seconds={})
+    assert (row["reward_mean"], row["r_tot"]) == (1.0, 0.3)
+    row = metrics_row(batch, report, policy_version=9, config=learner_config(), seconds={})
+    assert (row["reward_mean"], "r_tot" in row) == (0.3, False)
+
+
 def test_staleness_over_tokens_is_recorded_where_a_response_has_tokens_of_several_versions() -> None:
     group = make_group(rewards="10", lengths=[3, 1], version=6)
     spans, pairs = np.array([[2, 6], [1, 9], [1, 6]], np.int32), np.array([[6, 9], [6, 6]], np.int32)

@@ -26,7 +26,16 @@ from learner.update.step import policy_shares, step_inputs
 from learner.update.update import Updater
 from tests.support.episodes import forked, histories_of, with_turns
 from tests.support.factories import make_batch, make_group
-from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_groups
+from tests.support.learner import (
+    ALONE,
+    CPU,
+    learner_config,
+    make_updater,
+    random_batch,
+    tiny_policy,
+    with_groups,
+    with_truncated,
+)
 from tests.support.tiny_model import perturb
 
 
@@ -249,6 +258,26 @@ def test_official_mode_centres_a_reused_group_on_the_policy_of_its_first_use(mod
     assert fresh_centre.minibatches[0].ratio_max == 1.0
 
 
+def test_a_response_without_a_pass_takes_no_anchors_from_the_others_of_its_group(
+    model_path: Path, tmp_path: Path
+) -> None:
+    model = plain_model(model_path)
+    config = learner_config(model_path, loss={"ratio_mode": "official"}, shaping={"overlong_filter": True})
+    updater = make_updater(config, tiny_policy(config), tmp_path)
+    first = with_truncated(random_batch(model, num_groups=1, step=1))  # the second of four responses
+    group = first.entries[0].group
+    ends = np.cumsum(group.lengths).tolist()
+    updater.run(first)
+    remembered = updater.memory.columns[group.group_id]
+    assert np.isnan(remembered).tolist() == [ends[0] <= place < ends[1] for place in range(ends[-1])]
+    whole = dataclasses.replace(group, outcomes=np.zeros_like(group.outcomes))
+    updater.run(with_groups(first, [whole], Origin.X3, step=2))
+    again = updater.memory.columns[group.group_id]
+    assert not np.isnan(again).any(), "its first pass is its anchor"
+    np.testing.assert_array_equal(again[~np.isnan(remembered)], remembered[~np.isnan(remembered)])
+    assert updater.memory.steps == {group.group_id: 1}
+
+
 def test_a_second_epoch_keeps_the_remembered_anchors(model_path: Path, tmp_path: Path) -> None:
     model, loss = plain_model(model_path), {"ratio_mode": "official"}
     settings = {"minibatch_size": 8, "epochs": 2, "lr": 1e-2}
@@ -420,3 +449,10 @@ def test_remembered_anchors_are_forgotten_when_the_group_cannot_come_back(model_
     updater.run(random_batch(num_groups=1, step=4))
     # B_high of step 5 holds births 2, 3 and 4.
     assert dict(updater.memory.steps) == {"g-2-0": 2, "g-3-0": 3, "g-4-0": 4}
+
+
+def test_anchors_are_remembered_for_as_long_as_the_composer_reuses_groups(model_path: Path, tmp_path: Path) -> None:
+    remix = {"composer": "remix", "options": {"window": 6}}
+    config = learner_config(model_path, loss={"ratio_mode": "official"}, algorithm=remix)
+    assert config.algorithm.high_window == 3
+    assert make_updater(config, tiny_policy(config), tmp_path).memory.window == 6

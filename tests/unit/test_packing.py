@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ from transformers import (
     AutoModelForCausalLM,
     GPTNeoXConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 from bapo.core.errors import ConfigError, ContractError
@@ -26,8 +30,9 @@ from bapo.core.sequences import sequences_of
 from learner.batch.columns import columns_of
 from learner.batch.microbatch import Piece, build
 from learner.batch.packed_attention import NARROWEST, pack_rows
+from learner.model.backbone import refuse_changing_rope
 from learner.model.policy import Policy, check_head
-from tests.support.learner import CPU, learner_config, random_batch
+from tests.support.learner import CPU, learner_config, random_batch, tiny_policy
 
 VOCAB = 218
 
@@ -183,3 +188,62 @@ def test_a_model_whose_head_is_more_than_a_matrix_is_refused_at_start() -> None:
     biased.set_attn_implementation("packed")
     with pytest.raises(ConfigError, match="without bias"):
         check_head(Policy(biased), "biased")
+
+
+HYBRIDS: dict[str, PretrainedConfig] = {
+    "convolution": Lfm2Config(**SMALL, num_key_value_heads=2, layer_types=["conv", "full_attention"]),
+    "linear attention": Qwen3NextConfig(
+        **SMALL,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        mlp_only_layers=[0, 1],
+        layer_types=["linear_attention", "full_attention"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_model_with_layers_that_read_across_packed_sequences_is_refused_at_start(kind: str) -> None:
+    model = make_model(HYBRIDS[kind])
+    model.set_attn_implementation("packed")
+    with pytest.raises(ConfigError, match=rf"{type(model).__name__} has layers that read across sequences"):
+        check_head(Policy(model), kind)
+
+
+LONGROPE = Phi3Config(
+    **SMALL,
+    pad_token_id=0,
+    original_max_position_embeddings=36,
+    rope_parameters={
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 36,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    },
+)
+DYNAMIC = LlamaConfig(
+    **(SMALL | {"max_position_embeddings": 36}),
+    rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+)
+
+
+@pytest.mark.parametrize("settings", [LONGROPE, DYNAMIC], ids=["longrope", "dynamic"])
+def test_sequences_beyond_the_original_context_of_a_rope_that_changes_with_the_pass_are_refused(
+    settings: PretrainedConfig, tmp_path: Path
+) -> None:
+    refuse_changing_rope(settings, learner_config())  # 12 + 24 tokens
+    refuse_changing_rope(MODELS["llama"], learner_config(rollout={"max_prompt_tokens": 99}))
+    settings.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"max_response_tokens = 37 is more than the 36 tokens"):
+        tiny_policy(learner_config(tmp_path, rollout={"max_prompt_tokens": 13}))
+    with pytest.raises(ConfigError, match=r"max_model_len = 64 is more"):  # vLLM chooses by it
+        tiny_policy(learner_config(tmp_path, rollout={"engine_options": {"max_model_len": 64}}))

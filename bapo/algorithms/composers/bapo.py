@@ -36,6 +36,8 @@ class Improvement:
 class Bapo(Composer):
     """The composer `bapo`."""
 
+    ignores = ("algorithm.max_rounds", "loss.advantage_pool")
+
     @property
     def decides_by(self) -> tuple[str, ...]:
         settings = self._settings

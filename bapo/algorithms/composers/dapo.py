@@ -12,7 +12,7 @@ Does not use: c1, c2, c3, X2, X3, `online_filter`.
 
 from __future__ import annotations
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng, whole_groups
+from bapo.algorithms.composer import OF_BAPO, AssemblyView, Composer, Decision, NeedMore, Reason, Rng, whole_groups
 from bapo.algorithms.composers.fresh_only import r_tot_of, unused
 from bapo.algorithms.filters import why_left_out
 from bapo.algorithms.reward_levels import is_informative
@@ -22,6 +22,8 @@ from bapo.core.types import GroupStat
 
 class Dapo(Composer):
     """The composer `dapo`."""
+
+    ignores = (*OF_BAPO, "algorithm.online_filter", "loss.advantage_pool")
 
     def __init__(self, settings: AlgorithmConfig, own: Composer.Settings | None = None) -> None:
         super().__init__(settings, own)

@@ -7,12 +7,14 @@ Does not use: c1, c2, c3, X2, X3.
 
 from __future__ import annotations
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Rng
+from bapo.algorithms.composer import OF_BAPO, AssemblyView, Composer, Decision, Rng
 from bapo.algorithms.composers.fresh_only import on_policy
 
 
 class Grpo(Composer):
     """The composer `grpo`."""
+
+    ignores = (*OF_BAPO, "algorithm.max_rounds", "loss.advantage_pool")
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
         """D_t = X1."""

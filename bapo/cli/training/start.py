@@ -16,6 +16,7 @@ from bapo.config.layers import Layer, file_layer, override_layers, preset_layers
 from bapo.config.load import dump_toml
 from bapo.config.preset_list import PRESET_GROUPS
 from bapo.config.tree import Config
+from bapo.config.unused import unused_settings
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.set_aside import set_aside
@@ -51,10 +52,20 @@ def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
         example: a valid command; default: the same with the demo's model and task.
     Raises: ConfigError.
     """
-    files, overrides = split_tokens(tokens)
-    layers = [*map(file_layer, files), *override_layers(overrides)]
     command = f"bapo train {' '.join(tokens)} --model.path models/countdown-tiny --task.name countdown"
-    refuse_unnamed_layers(layers, example or command)
+    refuse_unnamed_layers(layers_of(tokens), example or command)
+
+
+def layers_of(tokens: Sequence[str]) -> list[Layer]:
+    """The layers of the arguments of a command, without the presets beneath them."""
+    files, overrides = split_tokens(tokens)
+    return [*map(file_layer, files), *override_layers(overrides)]
+
+
+def warn_of_unused(config: Config, layers: Sequence[Layer]) -> None:
+    """Say which settings of the user's layers change nothing."""
+    for line in unused_settings(config, layers):
+        say(f"warning: {line}")
 
 
 def refuse_unnamed_layers(layers: Sequence[Layer], example: str) -> None:

@@ -22,7 +22,16 @@ from bapo.cli.arguments import (
     split_tokens,
 )
 from bapo.cli.training.export import exported
-from bapo.cli.training.start import DEMO, DryRun, create_run, dry_run_of, refuse_empty, refuse_unnamed
+from bapo.cli.training.start import (
+    DEMO,
+    DryRun,
+    create_run,
+    dry_run_of,
+    layers_of,
+    refuse_empty,
+    refuse_unnamed,
+    warn_of_unused,
+)
 from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
@@ -81,6 +90,8 @@ def train(
     refuse_unnamed(config or [])
     if resolved.sft is not None:
         raise ConfigError(f"[sft] is for supervised fine-tuning: bapo sft {resolved.sft.data}")
+    if not quiet:
+        warn_of_unused(resolved, layers_of(config or []))
     if dry_run:
         dry_run_of(resolved, "train")
     run = create_run(resolved)

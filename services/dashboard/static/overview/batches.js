@@ -77,10 +77,11 @@ function thresholds(grid) {
       // Only what decides: a run without a window records one, too.
       const hard = run.c1 === null ? [] : [["c1", steps.step.map(() => run.c1), "b"]];
       const window = run.has_window ? [["c2", steps.c2, "series-4"], ["c3", steps.c3, "x3"]] : [];
-      const named = [["r_tot", steps.reward_mean, "series-6"], ...hard, ...window];
+      const total = column(steps, "r_tot").map((value, i) => value ?? steps.reward_mean[i]); // its own column if it is a moving average
+      const named = [["r_tot", total, "series-6"], ...hard, ...window];
       const limits = [...hard, ...window];
       return {
-        summary: `Step ${steps.step[index]}: r_tot ${decimal(steps.reward_mean[index])}; ${limits.map(([name, values]) => `${name} ${decimal(values[index])}`).join(", ")}.`,
+        summary: `Step ${steps.step[index]}: r_tot ${decimal(total[index])}; ${limits.map(([name, values]) => `${name} ${decimal(values[index])}`).join(", ")}.`,
         option: {
           xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "pass rate" },
           series: named.map(([name, values, tone], i) => line(name, steps.step, values, tone, i ? {} : { markLine: atStep(steps.step[index]), lineStyle: { width: 1, color: colour(tone) } })),
