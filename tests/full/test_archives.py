@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +48,6 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     folder = tmp_path_factory.mktemp("study-chain")
     for name in ("chain", "chain-arms", "chain-ours"):
         unpack(name, folder)
-    shutil.copy("deploy/configs/study-chain.toml", folder / "study.toml")
     return gather([folder])
 
 
