@@ -329,7 +329,8 @@ def _own_logprobs(
     logits = policy.model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     allowed = torch.tensor(policy.sampled_tokens, device=policy.device)
     chosen = logits.gather(1, ids[len(prompt) :, None]).squeeze(1)
-    return chosen - logits.index_select(1, allowed).logsumexp(-1)
+    logprobs: Tensor = chosen - logits.index_select(1, allowed).logsumexp(-1)
+    return logprobs
 
 
 def _noise(vision: VisionModel) -> Patches:
