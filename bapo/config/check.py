@@ -9,6 +9,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -117,6 +118,15 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def without_former(layer: Layer) -> Layer:
+    """The layer without keys that are settings no longer, whatever their values are."""
+    values = dict(layer.values)
+    for name in FIXED:
+        if (key := tuple(name.split("."))) in dict(flatten(values)):
+            values = without(values, key)
+    return replace(layer, values=values)
 
 
 def _moved(values: Mapping[str, Any]) -> dict[str, Any]:

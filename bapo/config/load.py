@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from bapo.config.check import explain, read_layer, shown
+from bapo.config.check import explain, read_layer, shown, without_former
 from bapo.config.layers import (
     NULL,
     Key,
@@ -62,6 +62,14 @@ def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return _build([file_layer(path), *override_layers(overrides)], own_files=bool(overrides))
 
 
+def load_recorded(path: str | Path) -> Config:
+    """Load the config of a run whose records are read and that is not continued: what it had of methods and settings
+    that are gone is left out. Raises: ConfigError.
+    """
+    layer = without_former(file_layer(path))
+    return _build([layer], own_files=False, gone_is_error=False)
+
+
 def dump_toml(config: Config) -> str:
     """All keys of the config as TOML, to be read by `load_resolved`, or by `load_config` on top of the config's preset.
 
@@ -97,7 +105,9 @@ def _preset_of(layers: Sequence[Layer]) -> str | None:
     return named[-1] if named and isinstance(named[-1], str) else None
 
 
-def _build(layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] = ()) -> Config:
+def _build(
+    layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] = (), gone_is_error: bool = True
+) -> Config:
     values: dict[str, Any] = {}
     sources: dict[Key, str] = {}
     problems: list[str] = []
@@ -112,7 +122,7 @@ def _build(layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] =
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(error, sources))) from error
-    return with_methods(config, sources, typed, own_files=own_files)
+    return with_methods(config, sources, typed, own_files=own_files, gone_is_error=gone_is_error)
 
 
 def _without_nulls(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:

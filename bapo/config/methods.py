@@ -17,18 +17,29 @@ from bapo.core.errors import ConfigError
 from bapo.core.plugins import Kind
 
 
-def with_methods(config: Config, sources: Mapping[Key, str], layers: Sequence[Layer], *, own_files: bool) -> Config:
+def with_methods(
+    config: Config,
+    sources: Mapping[Key, str],
+    layers: Sequence[Layer],
+    *,
+    own_files: bool,
+    gone_is_error: bool = True,
+) -> Config:
     """The config with all settings of its composer, selector, loss and advantage.
 
     Args:
         sources: key -> layer that set it.
         layers: those in which a setting of a method that is not chosen is an error; elsewhere it has no effect.
         own_files: also those of a user's own file. A process of a run leaves them to the process that needs them.
+        gone_is_error: refuse a method that there is not, which may be one that an earlier version had.
     Raises: ConfigError with one line per problem.
     """
     problems: list[str] = []
     for kind in KINDS:
-        if not kind.is_installed or (":" in value_of(config, kind.key) and not own_files):
+        name = value_of(config, kind.key)
+        if not kind.is_installed or (":" in name and not own_files):
+            continue
+        if not gone_is_error and ":" not in name and name not in kind.names():
             continue
         own, found = _read(kind, config, sources)
         problems += found

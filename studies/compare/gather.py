@@ -15,7 +15,7 @@ from typing import Any
 
 from bapo.config.check import shown
 from bapo.config.layers import dotted, flatten
-from bapo.config.load import load_resolved
+from bapo.config.load import load_recorded
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import GroupResult
@@ -179,7 +179,7 @@ def gather(paths: Sequence[str | Path]) -> Compared:
 
 def read_run(path: str | Path) -> Measured:
     directory = RunDirectory.open(path)
-    config = load_resolved(directory.config_path)
+    config = load_recorded(directory.config_path)
     metrics = directory.read_metrics(whole=True)
     if not metrics:
         raise ConfigError(f"run {directory.path} has no finished step yet: nothing to compare")

@@ -15,7 +15,7 @@ from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.algorithms.selectors.registry import load_selector
-from bapo.config.load import diff, dump_toml, load_config, load_resolved
+from bapo.config.load import diff, dump_toml, load_config, load_recorded, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from learner.losses.base import load_loss
@@ -135,6 +135,18 @@ def test_settings_of_a_method_that_is_gone_are_refused_where_they_are_written_an
     recorded.write_text(dump_toml(config).replace("[selector]\n", "[selector]\nreference_prompts = 256\n"))
     assert "reference_prompts" in recorded.read_text()
     assert load_resolved(recorded) == config
+
+
+def test_a_run_of_a_method_that_is_gone_can_be_compared_and_not_continued(tmp_path: Path) -> None:
+    recorded = tmp_path / "config.toml"
+    text = dump_toml(load_config(["grpo"], [])).replace('selector = "uniform"', 'selector = "learnability"')
+    recorded.write_text(text.replace("[loss]\n", '[loss]\nx3_baseline = "current"\n'))
+    assert load_recorded(recorded).algorithm.selector == "learnability"
+    with pytest.raises(ConfigError, match=r"loss\.x3_baseline"):
+        load_resolved(recorded)
+    recorded.write_text(text)
+    with pytest.raises(ConfigError, match="learnability"):
+        load_resolved(recorded)
 
 
 def test_settings_of_a_method_that_a_later_layer_replaces_have_no_effect(tmp_path: Path) -> None:

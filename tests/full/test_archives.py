@@ -105,17 +105,21 @@ def test_the_table_of_other_tasks_is_that_of_the_records(name: str, tmp_path: Pa
             assert points(found.difference) == cells[number], f"{title}, {split}"
 
 
-def check_contrasts(compared: Compared, page: str, heading: str, end: str) -> None:
+def check_contrasts(compared: Compared, page: str, heading: str, end: str, split: str = "chain") -> None:
     """That a page has the table of contrasts that its records give."""
     rows = list(rows_between(Path(f"docs/studies/{page}.md").read_text(), heading, end))[1:]
     assert rows
     pairs = [pair_of(compared, method, reference) for method, _, reference in (row[0].partition(" - ") for row in rows)]
-    found = list(lines_of(at_budgets(pairs, "chain")))[2:]
+    found = list(lines_of(at_budgets(pairs, split)))[2:]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in found] == rows
 
 
 def test_the_contrasts_of_the_mixture_are_those_of_the_records(tmp_path: Path) -> None:
     check_contrasts(unpacked("mixture", tmp_path), "mixture", "## Result", "**Verdict")
+
+
+def test_the_contrasts_of_the_review_are_those_of_the_records(tmp_path: Path) -> None:
+    check_contrasts(unpacked("review", tmp_path), "review", "## Result", "**Verdict", "chain-easy")
 
 
 def test_the_contrasts_of_the_controls_are_those_of_the_records(controls: Compared) -> None:
