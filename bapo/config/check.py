@@ -6,11 +6,12 @@ Messages contain the source (file or override), the key and a remedy; pydantic's
 from __future__ import annotations
 
 import difflib
+import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -122,11 +123,14 @@ def shown(value: Any) -> str:
 
 def without_former(layer: Layer) -> Layer:
     """The layer without keys that are settings no longer, whatever their values are."""
-    values = dict(layer.values)
-    for name in FIXED:
-        if (key := tuple(name.split("."))) in dict(flatten(values)):
-            values = without(values, key)
-    return replace(layer, values=values)
+    return replace(layer, values=_without_fixed(layer.values, lambda _value, _only: True))
+
+
+def _without_fixed(values: Mapping[str, Any], leaves: Callable[[Any, Any], bool]) -> dict[str, Any]:
+    """The values without the former keys of which `leaves` says so, by their value and the only one that is left."""
+    found = dict(flatten(values))
+    former = ((tuple(name.split(".")), only) for name, only in FIXED.items())
+    return reduce(without, (key for key, only in former if key in found and leaves(found[key], only)), dict(values))
 
 
 def _moved(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,11 +139,7 @@ def _moved(values: Mapping[str, Any]) -> dict[str, Any]:
     A user's own part never had former keys.
     """
     found = dict(flatten(values))
-    moved = dict(values)
-    for name, value in FIXED.items():
-        key = tuple(name.split("."))
-        if found.get(key) == value:
-            moved = without(moved, key)
+    moved = _without_fixed(values, operator.eq)
     own = {kind.options for kind in KINDS if ":" in str(found.get(tuple(kind.key.split("."))))}
     for old, new in MOVED.items():
         key = tuple(old.split("."))

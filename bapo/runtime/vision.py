@@ -229,6 +229,8 @@ def decoded(data: bytes) -> Any:
     pillow = _pillow()
     image = pillow.open(io.BytesIO(data), formats=("PNG", "JPEG"))
     set_upright(image)
+    if image.mode.startswith("I"):  # 16 bits of gray, of which convert("RGB") would make white from 255 on
+        return image.convert("I").point(lambda value: value / 257).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     image = image.convert("RGBA")

@@ -28,7 +28,9 @@ MAX_IMAGE_BYTES = 20 << 20
 MAX_IMAGE_PIXELS = 16 << 20
 """Three bytes each when decoded. Models use far fewer: those of Qwen at most 12.8 megapixels."""
 FORMATS = ("PNG", "JPEG")
-NOT_IN_PNG = ("CMYK", "YCbCr", "HSV", "LAB", "F")
+NOT_IN_PNG = ("CMYK", "YCbCr", "HSV", "LAB")
+WITHOUT_RANGE = ("F", "I")
+"""Modes of Pillow in which no value is known to be white."""
 
 
 def digest_of(data: bytes) -> str:
@@ -123,7 +125,7 @@ def _bytes_of(value: Any, where: str, folder: Path | None) -> bytes:
     if isinstance(value, str | Path):
         return _file(Path(value) if folder is None else folder / value, where)
     if hasattr(value, "save") and hasattr(value, "getbands"):
-        return _as_png(value)
+        return _as_png(value, where)
     raise ConfigError(
         f"{where}: an image must be the bytes of a PNG or JPEG, a path, a map with either, or a PIL image; got "
         f"{type(value).__name__}"
@@ -141,8 +143,13 @@ def _file(path: Path, where: str) -> bytes:
         raise ConfigError(f"{where}: the image {path} cannot be read: {error.strerror}") from error
 
 
-def _as_png(image: Any) -> bytes:
+def _as_png(image: Any, where: str) -> bytes:
     """The original file of a PIL image is not available; equal pixels give equal bytes."""
+    if image.mode in WITHOUT_RANGE:
+        raise ConfigError(
+            f"{where}: a PIL image of mode {image.mode} has no value that is known to be white; scale its values to "
+            'the range from 0 to 255 and convert it to "L" or "RGB"'
+        )
     buffer, image = io.BytesIO(), image.copy()
     set_upright(image)  # the PNG has no EXIF data
     (image.convert("RGB") if image.mode in NOT_IN_PNG else image).save(buffer, format="PNG")

@@ -90,7 +90,7 @@ def serve(path: Path, host: str, port: int) -> None:
     def page_of_run(directory: Path, folder: RunFolder) -> FastAPI:
         run = RunDirectory.open(directory)
         config = load_resolved(run.config_path)
-        live = LiveBuffer(config, run, token=token_for_run(run.path)) if run.is_under_way else None
+        live = LiveBuffer(config, run, token=token_for_run(run.path)) if run.runs_here else None
         telemetry = Telemetry(Process.DASHBOARD, run=config.run.name)
         keyring = keyring_for("the dashboard", host, config.security.tokens)
         return create_app(view_of(run, config, live), telemetry, keyring, siblings=folder.names)

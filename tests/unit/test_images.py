@@ -95,9 +95,18 @@ def test_exif_data_that_are_damaged_cost_no_image_and_no_orientation_that_can_be
         assert decoded(read_image(photo(6, kind, damage), "row 1")).size == size
 
 
+def test_gray_of_16_bits_is_scaled_to_8() -> None:
+    gray = Image.new("I;16", (4, 1))
+    for x, value in enumerate((0, 257, 128 * 257, 65535)):
+        gray.putpixel((x, 0), value)
+    shown = decoded(read_image(gray, "row 1"))
+    assert [shown.getpixel((x, 0)) for x in range(4)] == [(0,) * 3, (1,) * 3, (128,) * 3, (255,) * 3]
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
+        (Image.new("F", (2, 2)), "mode F has no value that is known to be white"),
         (b"GIF89a" + bytes(20), "not a readable PNG or JPEG"),
         (file_of("red", "GIF"), "not a readable PNG or JPEG"),
         (RED[:-20], "broken or truncated"),
@@ -109,7 +118,7 @@ def test_exif_data_that_are_damaged_cost_no_image_and_no_orientation_that_can_be
         ({"path": None, "bytes": None}, "needs `bytes` or `path`"),
         (7, "got int"),
     ],
-    ids=["no image", "gif", "png cut", "jpeg cut", "large", "bomb", "heavy", "no file", "no keys", "number"],
+    ids=["floats", "no image", "gif", "png cut", "jpeg cut", "large", "bomb", "heavy", "no file", "no keys", "number"],
 )
 def test_anything_else_is_refused_with_its_row(value: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"^data.jsonl row 7: .*({reason})"):

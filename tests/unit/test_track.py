@@ -204,6 +204,23 @@ def test_a_run_without_a_launcher_is_followed_until_its_last_weights_are_measure
     assert (records, service.closed) == ([], [True])
 
 
+def test_a_run_on_another_machine_is_followed_until_its_record_says_that_it_ended(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.update_run(status="running", host="another", pid=1 << 40)
+    service, later = Service(), iter([3, 4])
+
+    def wait(seconds: float) -> bool:
+        step = next(later)  # StopIteration: it waits for more
+        run.append_metrics({"step": step})
+        if step == 4:
+            run.update_run(status="finished")
+        return False
+
+    monkeypatch.setattr("services.trackers.sender.load_tracker", lambda name, tracked: service)
+    assert list(send_run(run, "service", TrackingConfig(), {"run": {"num_steps": 4}}, wait)) == [4, 1, 0]
+
+
 def test_numbers_of_inner_maps_have_both_names_and_what_is_not_a_number_is_left_out() -> None:
     row: dict[str, Any] = {"step": 1, "kl": None, "seconds": {"batch": 2, "update": {"x": 0.5}}, "rows": [1], "a": "b"}
     assert numbers_of(row) == {"seconds/batch": 2.0, "seconds/update/x": 0.5}

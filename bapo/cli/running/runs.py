@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -158,9 +157,7 @@ def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
         return "created"
     if recorded not in UNDER_WAY:
         return STATES.get(str(recorded), str(recorded))
-    # The launcher of another machine cannot be inspected here: trust its recorded status.
-    is_elsewhere = fields.get("host") not in (None, platform.node())
-    return str(recorded) if is_elsewhere or run.is_under_way else "crashed"
+    return str(recorded) if run.is_under_way else "crashed"
 
 
 def _external_state(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> str:

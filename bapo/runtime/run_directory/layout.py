@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -146,10 +147,14 @@ class RunDirectory:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the run is in progress: by its status, and its launcher is alive."""
+        """Whether the run is in progress, by its status. If it was started on this machine, its launcher is alive."""
         fields = self.read_run()
-        pid = fields.get("pid")
-        return fields.get("status") in UNDER_WAY and isinstance(pid, int) and _is_there(pid)
+        return fields.get("status") in UNDER_WAY and (not _was_started_here(fields) or _is_there(fields.get("pid")))
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the run is in progress on this machine."""
+        return self.is_under_way and _was_started_here(self.read_run())
 
     def update_run(self, **fields: Any) -> None:
         """Set fields of run.json (the launcher is its only writer, after `bapo create`). Raises: StorageError."""
@@ -321,9 +326,13 @@ class RunDirectory:
         shutil.rmtree(self.path / "segments", ignore_errors=True)
 
 
-def _is_there(pid: int) -> bool:
+def _was_started_here(fields: Mapping[str, Any]) -> bool:
+    return fields.get("host") in (None, platform.node())
+
+
+def _is_there(pid: Any) -> bool:
     try:
-        return psutil.pid_exists(pid)
+        return isinstance(pid, int) and psutil.pid_exists(pid)
     except OverflowError:  # larger than any process id: not written by a launcher
         return False
 

@@ -7,7 +7,6 @@ A directory that no launcher has started (`bapo create`) is never moved: its pro
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 from bapo.core.errors import BapoError, ConfigError
@@ -35,8 +34,7 @@ def can_be_replaced(run: RunDirectory) -> bool:
             return False
     except BapoError:
         return False
-    is_dead = fields.get("status") in UNDER_WAY and fields.get("host") == platform.node()
-    return is_dead or fields.get("status") in ENDED
+    return fields.get("status") in (*UNDER_WAY, *ENDED)
 
 
 def set_aside(run: RunDirectory) -> Path | None:

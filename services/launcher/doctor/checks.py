@@ -254,7 +254,7 @@ def _in_use(config: Config, taken: Mapping[int, str]) -> str:
     owner, advice = "another program", "stop it"
     for run in map(RunDirectory, Path(config.run.root).glob("*/")):
         with suppress(BapoError):
-            if run.is_under_way and _ports_of(run) & taken.keys():
+            if run.runs_here and _ports_of(run) & taken.keys():
                 owner, advice = f"run {run.name} (pid {run.read_run()['pid']})", f"stop it with bapo stop {run.path}"
                 break
     return f"{what} in use by {owner}: {advice}, or start this run on free ports with --free-ports"
