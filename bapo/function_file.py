@@ -50,11 +50,7 @@ def _name_of(function: Callable[..., Any], file: Path, seen: dict[str, object], 
     name = function.__name__
     if name == "<lambda>":
         raise ConfigError(f"reward: a lambda has no name to be found by; define a function, or {INSTEAD}")
-    if free := function.__code__.co_freevars:
-        raise ConfigError(
-            f"reward: {name} uses {', '.join(free)} of the function around it, which other processes do not have; "
-            f"give it these as constants of the module, or {INSTEAD}"
-        )
+    _refuse_closure(function)
     prefix = next((f"{other.lower()}:" for key, other in PARAMETERS_OF.items() if key in _parameters(function)), "")
     module = inspect.getmodule(function)
     if module is not None and module.__name__ != "__main__" and function.__qualname__ == name:
@@ -64,6 +60,14 @@ def _name_of(function: Callable[..., Any], file: Path, seen: dict[str, object], 
     if _is_new(name, function, seen):
         parts += _parts(function, seen)
     return f"{prefix}{file}:{name}"
+
+
+def _refuse_closure(function: FunctionType) -> None:
+    if free := function.__code__.co_freevars:
+        raise ConfigError(
+            f"reward: {function.__name__} uses {', '.join(free)} of the function around it, which other processes do "
+            f"not have; give it these as constants of the module, or {INSTEAD}"
+        )
 
 
 def _parameters(function: FunctionType) -> tuple[str, ...]:
@@ -85,12 +89,31 @@ def _parts(function: FunctionType | type, seen: dict[str, object]) -> Iterator[s
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise ConfigError(f"reward: the source of {name} is not there ({error}); {INSTEAD}") from error
-    known = _globals_of(function)
-    for used in dict.fromkeys(node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)):
-        if used in known and not hasattr(builtins, used) and _is_new(used, known[used], seen):
+    known, tree = _globals_of(function), ast.parse(source)
+    if isinstance(inner := inspect.unwrap(function), FunctionType):  # the source is that of what a decorator wraps
+        _refuse_closure(inner)
+        _refuse_moved_defaults(inner, tree.body[0], known)
+    for used in dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)):
+        is_builtin = known.get(used, seen) is getattr(builtins, used, None)
+        if used in known and not is_builtin and _is_new(used, known[used], seen):
             seen[used] = known[used]
             yield from _part(used, known[used], name, seen)
     yield source.rstrip()
+
+
+def _refuse_moved_defaults(function: FunctionType, definition: ast.AST, known: Mapping[str, Any]) -> None:
+    """A default is the value that its name had when the function was defined; in the file it would be today's."""
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    arguments, named_only = definition.args, function.__kwdefaults__ or {}
+    values = [named_only.get(argument.arg) for argument in arguments.kwonlyargs]
+    written = [*arguments.defaults, *arguments.kw_defaults]
+    for node, value in zip(written, [*(function.__defaults__ or ()), *values], strict=True):
+        if isinstance(node, ast.Name) and node.id in known and repr(known[node.id]) != repr(value):
+            raise ConfigError(
+                f"reward: {function.__name__} was defined with {node.id} = {value!r}, which is {known[node.id]!r} now; "
+                f"define it again, or {INSTEAD}"
+            )
 
 
 def _globals_of(function: FunctionType | type) -> dict[str, Any]:

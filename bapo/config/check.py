@@ -121,6 +121,11 @@ def shown(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def is_resolved(layer: Layer) -> bool:
+    """Whether it is the config.toml of a run, or another complete one, and not what a user has written."""
+    return len(list(flatten(layer.values))) > len(known_keys()) // 2
+
+
 def without_former(layer: Layer) -> Layer:
     """The layer without keys that are settings no longer, whatever their values are."""
     return replace(layer, values=_without_fixed(layer.values, lambda _value, _only: True))

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from bapo.config.check import explain, read_layer, shown, without_former
+from bapo.config.check import explain, is_resolved, read_layer, shown, without_former
 from bapo.config.layers import (
     NULL,
     Key,
@@ -51,6 +51,13 @@ def load_layers(layers: Sequence[Layer]) -> Config:
     Raises: ConfigError with one line per problem.
     """
     preset = _preset_of(layers)
+    for layer in layers:
+        own = layer.values.get("preset")
+        if preset not in (None, own) and is_resolved(layer):
+            raise ConfigError(
+                f'preset = "{preset}" would change nothing: {layer.source} has every key (preset {own or "none"}), and '
+                "files are above the preset; leave in the file what you set yourself, or train it without the preset"
+            )
     return _build([*(preset_layers(preset) if preset else []), *layers], own_files=True, typed=layers)
 
 

@@ -7,10 +7,11 @@ One table for what other settings leave without effect; what a part of the metho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
 from bapo.algorithms.methods import KINDS
-from bapo.config.check import at_source, known_keys, read_layer, shown
-from bapo.config.layers import Layer, dotted, flatten
+from bapo.config.check import at_source, is_resolved, read_layer, shown
+from bapo.config.layers import Layer, dotted, flatten, merge, preset_layers, preset_names
 from bapo.config.methods import part_of, value_of
 from bapo.config.tree import Config
 
@@ -81,11 +82,12 @@ def unused_settings(config: Config, layers: Sequence[Layer]) -> list[str]:
     written = {
         dotted(key): (layer.source, value)
         for layer in layers
-        if not _is_resolved(layer)
+        if not is_resolved(layer)
         for key, value in flatten(read_layer(layer)[0])
     }
     reasons = dict(_reasons(config))
-    return [
+    beneath = [line for layer in layers if is_resolved(layer) for line in _over_its_preset(layer)]
+    return beneath + [
         at_source(source, f"{key} = {shown(value)} changes nothing that trains: {reasons[key]}")
         for key, (source, value) in written.items()
         if key in reasons and value not in (None, False)  # which ask for nothing
@@ -103,6 +105,11 @@ def _reasons(config: Config) -> Iterator[tuple[str, str]]:
                     yield key, f"{kind.key} = {value_of(config, kind.key)} does not use it"
 
 
-def _is_resolved(layer: Layer) -> bool:
-    """Whether it is the config.toml of a run, which has every key."""
-    return len(list(flatten(layer.values))) > len(known_keys()) // 2
+def _over_its_preset(layer: Layer) -> Iterator[str]:
+    """What a file that has every key leaves of its own `preset`, which may have been edited."""
+    if (preset := layer.values.get("preset")) in preset_names():
+        own = dict(flatten(layer.values))
+        set_by_it = flatten(reduce(merge, preset_layers(preset), {}))
+        if other := [dotted(key) for key, value in set_by_it if key != ("preset",) and own.get(key, value) != value]:
+            what = f'it has every key, so that preset = "{preset}" sets none; other than there: {", ".join(other)}'
+            yield at_source(layer.source, what)

@@ -117,12 +117,34 @@ def named_closure() -> Callable[..., Any]:
     return score
 
 
+def test_a_helper_with_the_name_of_a_builtin_is_taken_along(tmp_path: Path) -> None:
+    source = "def format(text):\n    return '<answer>' in text\ndef f(prompt, text):\n    return float(format(text))\n"
+    name, text = named(cell(source), tmp_path / "r.py")
+    (tmp_path / "r.py").write_text(text)
+    assert list(load_reward(name)(make_prompt("t", "1+1", {}), ["2", "<answer>2"])) == [0, 1]
+
+
+MADE = """
+wanted = "6"
+def make(wanted):
+    def helper(text):
+        return text == wanted
+    return helper
+helper = make("5")
+def f(prompt, text):
+    return float(helper(text))
+"""
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         (lambda prompt, text: 1.0, "a lambda has no name"),
         (closure(), "a lambda has no name"),
         (named_closure(), "score uses wanted of the function around it"),
+        (cell(MADE), "helper uses wanted of the function around it"),
+        (cell("N = 2\ndef f(prompt, text, *, n=N):\n    return n\nN = 3\n"), "defined with N = 2, which is 3 now"),
+        (cell("N = 2\ndef f(prompt, text, n=N):\n    return n\nN = 3\n"), "defined with N = 2, which is 3 now"),
         (cell(HELPERS, "of_pattern"), "of_pattern uses NUMBER, a Pattern, which cannot be written to a file"),
         (len, "is not a function defined by def"),
         ("x".startswith, "is not a function defined by def"),

@@ -78,6 +78,18 @@ def test_nothing_is_said_of_presets_and_of_the_config_of_a_run(name: str, tmp_pa
     assert said(str(resolved)) == []
 
 
+def test_a_preset_that_a_complete_file_overrules_is_refused_and_an_edited_one_is_named(tmp_path: Path) -> None:
+    resolved = tmp_path / "config.toml"
+    resolved.write_text(dump_toml(load_config(["bapo"], [])))
+    for preset in (["--preset", "grpo"], ["--preset=dapo"]):
+        with pytest.raises(ConfigError, match=r"would change nothing: .*config\.toml has every key \(preset bapo\)"):
+            load_config([str(resolved)], preset)
+    resolved.write_text(resolved.read_text().replace('preset = "bapo"', 'preset = "grpo"'))
+    (line,) = said(str(resolved))
+    assert 'preset = "grpo" sets none; other than there: ' in line
+    assert "algorithm.composer" in line
+
+
 def test_a_users_own_part_says_what_it_ignores(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
