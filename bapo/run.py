@@ -10,14 +10,14 @@ if its main thread started it; `bapo train --resume RUN` continues it.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -209,20 +209,25 @@ class Launcher:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
 
+    @property
+    def said(self) -> str:
+        """All that it has printed so far."""
+        # Not read(), which would move the place where the launcher writes.
+        return os.pread(self.output.fileno(), os.fstat(self.output.fileno()).st_size, 0).decode(errors="replace")
+
     def check(self, path: Path) -> None:
         """Raises: ConfigError for exit code 2, BapoError for another that is neither 0 nor that of a stop."""
         code = self.process.returncode
         if code in (0, INTERRUPTED):
             return
-        self.output.seek(0)
-        text = self.output.read().decode(errors="replace").strip().removeprefix("error: ")
+        text = self.said.strip().removeprefix("error: ")
         kind = ConfigError if code == ConfigError.exit_code else BapoError
         raise kind(f"run {path} has failed with exit code {code}:\n{text}")
 
 
 def _start(run: RunDirectory) -> Launcher:
     """Start its launcher and wait for the checks. Raises: as `Launcher.check`."""
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - the run directory of a refused start is deleted
+    output = (run.path / "logs" / "launcher.log").open("w+b")  # stays open when a refused start deletes the directory
     is_main = threading.current_thread() is threading.main_thread()
     process = subprocess.Popen(
         [sys.executable, "-m", "services.launcher", "train", "--run-dir", str(run.path)],
@@ -237,10 +242,14 @@ def _start(run: RunDirectory) -> Launcher:
     try:
         while process.poll() is None and not run.read_run():
             time.sleep(POLL_S)
-    except BaseException:  # Ctrl-C during the checks
+    except BaseException:  # Ctrl-C during the checks, whose processes end with the launcher
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        process.kill()
         raise
     if process.returncode is not None:
         launcher.check(run.path)
+    if said := launcher.said.strip():
+        print(said, file=sys.stderr)  # noqa: T201 - the warnings of the checks
     return launcher

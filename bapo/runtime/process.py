@@ -122,6 +122,17 @@ class Interrupts:
         self.count += 1
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within this block Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt (main thread only)."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in Interrupts.NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 PR_SET_PDEATHSIG = 1
 PARENT_POLL_S = 1.0
 # Resolved before any fork: in the child, a lock held by a thread of the parent is never released.

@@ -19,7 +19,7 @@ from rich.text import Text
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError
-from bapo.runtime.process import Interrupts
+from bapo.runtime.process import Interrupts, end_now, interruptible
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.standard_streams import print_any_text
 from services.launcher import scenarios
@@ -60,6 +60,9 @@ def main() -> int:
     except BapoError as error:
         Console(stderr=True, highlight=False).print(Text(f"error: {error}", "red"), soft_wrap=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        _to_stderr("stopped by the user before the start")
+        end_now(INTERRUPTED)  # the threads of a download end with it; what is there of a file is used the next time
 
 
 def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> int:
@@ -67,9 +70,9 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     config = load_resolved(run.config_path)
     if flags.verb == "train" and flags.free_ports:
         config = listen_on_free_ports(run, config)
+    gpus = _preflight(config, flags, run)
     interrupts = Interrupts()
     interrupts.install()
-    gpus = _preflight(config, flags, run)
     was_finished = run.read_run().get("status") == "finished"
     display = _display(flags, run, console)
     try:
@@ -110,27 +113,33 @@ def _to_stderr(text: str) -> None:
 def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> GpuPlan:
     """Run preflight checks; a run that never started is deleted, so that its name can be reused."""
     try:
-        if flags.verb == "buffer":
-            checks.preflight_buffer(config)
-            return GpuPlan()
-        # With `up` the learner is started manually, and gets its GPUs, too.
-        with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
-        # First, because the rest may download a model of many gigabytes.
-        plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
-        situation = Situation(
-            config=config,
-            with_learner=flags.verb == "train",
-            has_learner=with_learner,
-            is_resumed=bool(run.read_run()),
-        )
-        say: Callable[[str], None] = (lambda _: None) if flags.quiet else _to_stderr
-        preflight(situation, say=say)
-        if flags.verb == "train" and (note := check_inputs(situation, run, accepts=flags.accept_changes)):
-            say(note)
-    except BapoError:
-        if not run.read_run():
+        with interruptible():
+            return _checked(config, flags, run)
+    except (BapoError, KeyboardInterrupt):
+        if run.is_new:
             shutil.rmtree(run.path)
         raise
+
+
+def _checked(config: Config, flags: argparse.Namespace, run: RunDirectory) -> GpuPlan:
+    """The checks. Raises: BapoError."""
+    if flags.verb == "buffer":
+        checks.preflight_buffer(config)
+        return GpuPlan()
+    # With `up` the learner is started manually, and gets its GPUs, too.
+    with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
+    # First, because the rest may download a model of many gigabytes.
+    plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
+    situation = Situation(
+        config=config,
+        with_learner=flags.verb == "train",
+        has_learner=with_learner,
+        is_resumed=bool(run.read_run()),
+    )
+    say: Callable[[str], None] = (lambda _: None) if flags.quiet else _to_stderr
+    preflight(situation, say=say)
+    if flags.verb == "train" and (note := check_inputs(situation, run, accepts=flags.accept_changes)):
+        say(note)
     return plan
 
 

@@ -15,18 +15,21 @@ from bapo.config.load import diff, load_config
 from bapo.config.tree import Config
 from bapo.core.user_code import load_function
 from bapo.runtime.auth.api_tokens import Role
+from bapo.tasks.base import TRAIN
+from bapo.tasks.registry import task_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "deploy/examples"
 COMPOSE = ROOT / "docker-compose.yml"
 
 
-def test_the_override_repeats_the_command_of_create_with_its_settings_over_the_demo() -> None:
+def test_the_override_repeats_the_command_of_create_with_its_settings_over_the_configuration() -> None:
     override = yaml.safe_load((EXAMPLE / "docker-compose.override.yml").read_text())["services"]
     assert override.keys() <= yaml.safe_load(COMPOSE.read_text())["services"].keys()
-    for variables in ({}, {"BAPO_RUN": "mine", "BAPO_STEPS": "7", "BAPO_WORKERS": "3"}):
+    gpu = "deploy/configs/gpu.toml"
+    for variables in ({}, {"BAPO_CONFIG": gpu, "BAPO_RUN": "mine", "BAPO_STEPS": "7", "BAPO_WORKERS": "3"}):
         command = create_arguments(COMPOSE, variables)
-        after = command.index("deploy/configs/demo.toml") + 1
+        after = command.index(variables.get("BAPO_CONFIG", "deploy/configs/demo.toml")) + 1
         expected = [*command[:after], "run.toml", *command[after:]]
         assert create_arguments(EXAMPLE / "docker-compose.override.yml", variables) == expected
 
@@ -93,7 +96,11 @@ def test_the_token_of_every_role_has_a_volume_a_folder_of_the_image_and_a_secret
         assert role == "operator" or role.value in [word.rstrip(";") for word in secrets]
 
 
-def test_its_settings_name_its_reward() -> None:
+def test_its_settings_name_its_reward_which_grades_the_demos_answers() -> None:
     config = load_config([ROOT / "deploy/configs/demo.toml", EXAMPLE / "run.toml"], [])
     assert config.task.reward == "/bapo/my_rewards.py:short_and_correct"
-    load_function(f"{EXAMPLE}/my_rewards.py:short_and_correct", key="task.reward")
+    score = load_function(f"{EXAMPLE}/my_rewards.py:short_and_correct", key="task.reward")
+    task = task_of(load_config([ROOT / "deploy/configs/demo.toml"], []))
+    prompt = task.prompts(TRAIN)[0]
+    gold, wrong = task.gold(prompt), "<answer>no</answer>"
+    assert [score(prompt, text) for text in (gold, gold.rjust(80), gold.rjust(81), wrong)] == [1.0, 1.0, 0.5, 0.0]

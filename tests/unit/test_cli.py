@@ -118,6 +118,21 @@ def test_resume_takes_no_other_configuration(config_file: Path) -> None:
     assert "remove " in str(error)
 
 
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("evaluate", "It is an evaluation: bapo eval measures again"), ("buffer", "bapo up buffer --run ")],
+)
+def test_what_does_not_train_is_not_resumed_as_training(
+    verb: str, words: str, config_file: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "other", dump_toml(load_config([config_file], [])))
+    run.update_run(status="interrupted", command=["launcher", verb, "--run-dir", str(run.path)])
+    assert f"{run.path} does not train. " in (error := str(refusal("train", "--resume", str(run.path))))
+    assert words in error
+    run.append_metrics({"step": 1})
+    assert run.is_of_training, "the buffer of a training run was served last"
+
+
 def test_a_finished_run_is_not_resumed(config_file: Path, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "done", dump_toml(load_config([config_file], [])))
     run.update_run(status="finished")

@@ -57,12 +57,8 @@ def stop(
 def _how_to_resume(run: RunDirectory) -> str:
     """The command that resumes what the launcher did, from the verb in run.json."""
     fields = run.read_run()
-    verbs = [word for word in fields.get("command") or () if word in ("train", "buffer")]
-    if fields.get("status") == "finished" or not verbs:
-        return ""
-    if verbs[0] == "buffer":
-        return f"\nStart it again with everything it stores: bapo up buffer --run {run.path}"
-    return f"\n{run.how_to_resume}"
+    is_over = fields.get("status") == "finished" or not {"train", "buffer"} & set(fields.get("command") or ())
+    return "" if is_over else f"\n{run.how_to_resume}"
 
 
 def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:

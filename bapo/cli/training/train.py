@@ -190,6 +190,8 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
     resolved = load_resolved(run.config_path)
     if resolved.sft is not None:
         raise ConfigError(f"run {run.path} is supervised fine-tuning: bapo sft --resume {run.path}")
+    if not run.is_of_training:
+        raise ConfigError(f"run {run.path} does not train. {run.how_to_resume}")
     if run.read_run().get("status") == "finished":
         num_steps, ended = resolved.run.num_steps, ended_early(run.read_metrics())
         why = f"it ended early: {ended}" if ended else f"all {num_steps} steps are trained"

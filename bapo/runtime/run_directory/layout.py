@@ -58,6 +58,12 @@ from bapo.runtime.run_directory.rows import (
 FORMAT = 1
 """Format number of the run directory (`format` in run.json), increased on incompatible changes."""
 UNDER_WAY = ("starting", "running")
+OTHERWISE = {
+    "evaluate": "It is an evaluation: bapo eval measures again",
+    "buffer": "Start it again with everything it stores: bapo up buffer --run {path}",
+}
+"""How what does not train is continued, by the launcher's verb."""
+VERBS = ("train", "up", *OTHERWISE)
 """Values of `status` in run.json for a run that is in progress."""
 EXPORT_FAILED = "export_failed.txt"
 """In a checkpoint: why its model was not exported."""
@@ -144,6 +150,12 @@ class RunDirectory:
         if not os.path.lexists(path):
             return {}
         return object_of(read_content(path), str(path), RunRow)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of a run has been written but its config, and what was printed."""
+        folders = (self.path / folder for folder in _FOLDERS if folder != "logs")
+        return not self.read_run() and not any(any(folder.glob("*")) for folder in folders)
 
     @property
     def is_under_way(self) -> bool:
@@ -294,8 +306,21 @@ class RunDirectory:
         return start
 
     @property
+    def is_of_training(self) -> bool:
+        """Whether `bapo train --resume` continues it: not if it is of `bapo eval` or `bapo up buffer` alone."""
+        # The buffer of a run that has trained may have been served last.
+        return self._verb not in OTHERWISE or bool(self.checkpoint_steps() or self.read_metrics())
+
+    @property
+    def _verb(self) -> str:
+        """What the launcher was started for last."""
+        return next((word for word in self.read_run().get("command") or () if word in VERBS), "")
+
+    @property
     def how_to_resume(self) -> str:
         """The command that continues the run, as a sentence."""
+        if not self.is_of_training:
+            return OTHERWISE[self._verb].format(path=self.path)
         return f"Resume {self.resume_point}: bapo train --resume {self.path}"
 
     def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
