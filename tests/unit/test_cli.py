@@ -54,6 +54,16 @@ def test_create_says_that_containers_send_to_no_tracker(config_file: Path, tmp_p
     assert call("create", str(config_file), "--run.name", "plain").stderr == ""
 
 
+def test_create_refuses_a_config_without_a_model_and_names_what_an_existing_run_does_not_take(
+    config_file: Path,
+) -> None:
+    assert "does not set a model" in str(refusal("create", "grpo", "--task.name", "countdown"))
+    call("create", str(config_file), "--run.name", "plain")
+    again = call("create", str(config_file), "--run.name", "plain", "--learner.lr", "0.5")
+    assert "learner.lr: " in again.stderr
+    assert "-> 0.5" in again.stderr
+
+
 def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     made = call("tokens", "create", str(folder), "--redis")

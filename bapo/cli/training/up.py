@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import AUTO, FreePorts, Tokens, free_name, hand_over, load_named, run_path, split_tokens
-from bapo.cli.training.start import DryRun, create_run, dry_run_of, refuse_unnamed
-from bapo.config.load import dump_toml, load_config, load_resolved
+from bapo.cli.training.start import DryRun, create_run, dry_run_of, layers_of, refuse_unnamed, warn_of_unused
+from bapo.config.load import diff, dump_toml, load_config, load_resolved
 from bapo.config.tree import Config, RunConfig
 from bapo.core.errors import ConfigError
 from bapo.runtime import build_info
@@ -66,7 +66,13 @@ def create(config: Tokens = None) -> None:
     path = Path(resolved.run.root) / resolved.run.name
     if (path / "config.toml").is_file():
         typer.echo(f"run directory {path} exists, keeping its config")
+        if changed := diff(load_resolved(path / "config.toml"), resolved):
+            typer.echo("not taken, as it needs a new run (--run.name):\n  " + "\n  ".join(changed), err=True)
         return
+    refuse_unnamed(config or [])
+    if resolved.sft is not None:
+        raise ConfigError(f"[sft] is for supervised fine-tuning: bapo sft {resolved.sft.data}")
+    warn_of_unused(resolved, layers_of(config or []))
     # Here, and not in each container again and again: a run keeps its config.
     task_of(resolved)
     run = create_run(resolved)
