@@ -74,7 +74,7 @@ def load_recorded(path: str | Path) -> Config:
     that are gone is left out. Raises: ConfigError.
     """
     layer = without_former(file_layer(path))
-    return _build([layer], own_files=False, gone_is_error=False)
+    return _build([layer], own_files=False, is_record=True)
 
 
 def dump_toml(config: Config) -> str:
@@ -112,9 +112,7 @@ def _preset_of(layers: Sequence[Layer]) -> str | None:
     return named[-1] if named and isinstance(named[-1], str) else None
 
 
-def _build(
-    layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] = (), gone_is_error: bool = True
-) -> Config:
+def _build(layers: Sequence[Layer], *, own_files: bool, typed: Sequence[Layer] = (), is_record: bool = False) -> Config:
     values: dict[str, Any] = {}
     sources: dict[Key, str] = {}
     problems: list[str] = []
@@ -129,7 +127,7 @@ def _build(
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(error, sources))) from error
-    return with_methods(config, sources, typed, own_files=own_files, gone_is_error=gone_is_error)
+    return with_methods(config, sources, typed, own_files=own_files, is_record=is_record)
 
 
 def _without_nulls(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:

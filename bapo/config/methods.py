@@ -23,7 +23,7 @@ def with_methods(
     layers: Sequence[Layer],
     *,
     own_files: bool,
-    gone_is_error: bool = True,
+    is_record: bool = False,
 ) -> Config:
     """The config with all settings of its composer, selector, loss and advantage.
 
@@ -31,7 +31,7 @@ def with_methods(
         sources: key -> layer that set it.
         layers: those in which a setting of a method that is not chosen is an error; elsewhere it has no effect.
         own_files: also those of a user's own file. A process of a run leaves them to the process that needs them.
-        gone_is_error: refuse a method that there is not, which may be one that an earlier version had.
+        is_record: it is only read: leave a method that there is not as it is, and leave out what one had of settings.
     Raises: ConfigError with one line per problem.
     """
     problems: list[str] = []
@@ -39,9 +39,9 @@ def with_methods(
         name = value_of(config, kind.key)
         if not kind.is_installed or (":" in name and not own_files):
             continue
-        if not gone_is_error and ":" not in name and name not in kind.names():
+        if is_record and ":" not in name and name not in kind.names():
             continue
-        own, found = _read(kind, config, sources)
+        own, found = _read(kind, config, sources, is_record=is_record)
         problems += found
         if own is not None:
             problems += _of_another(kind, config, own, layers)
@@ -57,7 +57,9 @@ def part_of(kind: Kind, config: Config) -> tuple[type[Method], MethodSettings]:
     return part, own_settings(kind, part.Settings, value_of(config, kind.options))
 
 
-def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[MethodSettings | None, list[str]]:
+def _read(
+    kind: Kind, config: Config, sources: Mapping[Key, str], *, is_record: bool
+) -> tuple[MethodSettings | None, list[str]]:
     """Its own settings, and one line per problem with them or with what it demands."""
     name, key = str(value_of(config, kind.key)), tuple(kind.key.split("."))
     try:
@@ -67,8 +69,8 @@ def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[Metho
         is_preset = preset in preset_names()
         what = f'{kind.key} = "{name}": this is a preset: set preset = "{preset}"' if is_preset else str(error)
         return None, [at_source(sources.get(key, "default"), f"{what}{of_value(name)}")]
-    at, options = tuple(kind.options.split(".")), value_of(config, kind.options)
-    of_others = {name for name in options if name not in part.Settings.model_fields} & _of_any(kind)
+    at, options, former = tuple(kind.options.split(".")), value_of(config, kind.options), _of_any(kind)
+    of_others = {name for name in options if name not in part.Settings.model_fields and (is_record or name in former)}
     problems: list[str] = []
     values = dict(read_section(part.Settings, {k: v for k, v in options.items() if k not in of_others}, at, problems))
     problems = [at_source(_source(sources, at), problem) for problem in problems]
@@ -76,7 +78,7 @@ def _read(kind: Kind, config: Config, sources: Mapping[Key, str]) -> tuple[Metho
         own = part.Settings.model_validate(values)
     except ValidationError as error:
         return None, problems + explain(error, sources, at)
-    return own, problems + list(part.check(config, own))
+    return own, problems if is_record else problems + list(part.check(config, own))
 
 
 def _of_another(kind: Kind, config: Config, own: MethodSettings, layers: Sequence[Layer]) -> list[str]:

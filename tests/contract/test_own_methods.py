@@ -147,6 +147,9 @@ def test_a_run_of_a_method_that_is_gone_can_be_compared_and_not_continued(tmp_pa
     recorded.write_text(text)
     with pytest.raises(ConfigError, match="learnability"):
         load_resolved(recorded)
+    revisit = dump_toml(load_config(["bapo"], ["--algorithm.composer", "revisit"]))
+    recorded.write_text(revisit.replace("[algorithm.options]\n", "[algorithm.options]\nhead_start = true\n"))
+    assert load_recorded(recorded).algorithm.options["min_age"] == 10
 
 
 def test_settings_of_a_method_that_a_later_layer_replaces_have_no_effect(tmp_path: Path) -> None:
