@@ -15,7 +15,7 @@ from bapo.core.correctness import measure_of
 from bapo.core.statistics import change
 from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
 from bapo.runtime.run_directory.best import best_of
-from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations
+from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations, passed
 from bapo.runtime.run_directory.recording import RecordedStep
 from bapo.runtime.run_directory.shortfall import LATEST, NEARLY_EMPTY, shortfall
 from services.dashboard.history import History
@@ -281,13 +281,15 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
     `num_prompts`: of each point; `change`: [mean, low, high] of the paired change from the first measurement to each
     point, null where they share fewer than two prompts.
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
-    base model was not measured. `num_samples`: n. `passed`: per measurement pass@n, the share of prompts with a
-    correct response among its n.
+    base model was not measured. `num_samples`: n of the first one. `passed`: pass@k of each point, as the base model's
+    plus the change on shared prompts, like `accuracy`; `k`: the fewest samples of a measurement.
     """
     found = []
     for curve in held_out_curves(evaluations):
         rows = sorted((row for row in evaluations if row["split"] == curve.name), key=lambda row: row["step"])
         base = next((row for row in rows if row["version"] == BASE_VERSION), None)
+        k = min(row["num_samples"] for row in rows)
+        (solved,) = held_out_curves([passed(row, k) for row in rows])
         found.append({
             "split": curve.name,
             "measure": measure_of(rows),
@@ -299,7 +301,8 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
             "low": [number(value) for value in curve.low],
             "high": [number(value) for value in curve.high],
             "change": [_change(rows[0], row) for row in rows],
-            "passed": [number(_passed(row)) for row in rows],
+            "k": k,
+            "passed": [number(value) for value in solved.values],
             "matrices": [_moved(base, row) for row in rows],
             **{name: [row.get(name) for row in rows] for name in ("reward_parts", "reward_facts")},
         })  # fmt: skip
@@ -309,11 +312,6 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
 def _change(first: Row, row: Row) -> list[float | None] | None:
     found = None if row is first else change(first, row)
     return None if found is None else [number(value) for value in (found.mean, found.low, found.high)]
-
-
-def _passed(row: Row) -> float:
-    solved = [num_correct(rewards) > 0 for rewards in row["rewards"].values()]
-    return sum(solved) / len(solved)
 
 
 def _moved(base: Row | None, row: Row) -> list[list[int]] | None:

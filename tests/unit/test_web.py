@@ -18,9 +18,10 @@ from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.assets import answers
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.history import History
-from services.dashboard.overview import PromptVisits, table_ages
+from services.dashboard.overview import PromptVisits, held_out, table_ages
 from services.dashboard.run_view import RunView
 from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_agent_run, write_rollout_run
+from tests.support.run_rows import easy_first
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 CONFIG = Config.model_validate(
@@ -111,6 +112,18 @@ def test_a_held_out_change_is_over_the_prompts_that_both_measurements_have(tmp_p
     # Each of the three prompts gains 1 of 4 responses.
     assert split["change"] == [None, [0.25, 0.25, 0.25], None]
     assert split["num_prompts"] == [4, 3, 1]
+
+
+def test_pass_at_k_during_a_run_is_that_of_the_base_model_plus_the_change_on_the_prompts_of_both() -> None:
+    (split,) = held_out(easy_first(interval="95%"))
+    assert (split["k"], split["passed"]) == (2, [0.75, 0.75])
+    assert split["accuracy"] == [0.625, 0.375]
+
+
+def test_pass_at_k_is_at_the_fewest_responses_where_measurements_differ_in_them() -> None:
+    rows = [evaluation_row("easy", 1, {"p": "10"}), evaluation_row("easy", 9, {"p": "1000"})]
+    # Two of four responses are drawn: 1 - C(3, 2) / C(4, 2) = 1/2.
+    assert [(split["k"], split["passed"]) for split in held_out(rows)] == [(2, [1.0, 0.5])]
 
 
 # -- following a run
