@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bapo.config.load import load_resolved
+from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
-from bapo.core.types import GroupResult, Origin, Purpose
+from bapo.core.types import GroupResult, Origin, Outcome, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.assets import answers
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.history import History
 from services.dashboard.overview import PromptVisits, held_out, table_ages
+from services.dashboard.prompts import PromptIndex
 from services.dashboard.run_view import RunView
 from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_agent_run, write_rollout_run
 from tests.support.run_rows import easy_first
@@ -73,6 +75,33 @@ def test_a_rescued_prompt_names_what_trained_it_before_and_is_none_when_it_fails
     # At its second visit nothing of a had been trained; c had been trained as X2.
     assert found["attribution"] == [{}, {}, {"none of them": 1, "x2": 1}, {"x2": 1}]
     assert found["rescued"] == [0, 0, 2, 1]
+
+
+def test_an_experts_row_is_no_response_of_the_model() -> None:
+    """LUFFY with G = 4: three responses of 10 tokens, none correct at first, and the expert's."""
+    config = load_config(["luffy"], ["--algorithm.group_size=4", "--task.name=countdown"])
+    index, visits = PromptIndex(config), PromptVisits(config)
+    expert = bytes([Outcome.GRADED] * 3 + [Outcome.EXPERT])
+    for step, rewards in enumerate(("0001", "0011"), start=1):
+        group = replace(visit("a", rewards, step, origin=Origin.X1), outcomes=expert, num_tokens=30)
+        for fold in (index, visits):
+            fold.advance(RecordedStep(step=step, results=(group,), metrics=metrics_row(step)))
+    found = visits.columns(0)
+    assert found["bins"] == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    assert (found["unsolved"], found["attribution"][1]) == ([0, 1], {"x1": 1})
+    assert found["response_tokens"] == [10, 10]
+    assert [one.fresh for one in index.prompts()] == [[(1, 0), (2, 1)]]
+
+
+def test_a_supervised_step_counts_as_what_trained_a_newly_solved_prompt() -> None:
+    expert = bytes([Outcome.GRADED] * 3 + [Outcome.EXPERT])
+    config = load_config(["relift"], ["--algorithm.group_size=4", "--task.name=countdown"])
+    first, later = (replace(visit("a", rewards, step), outcomes=expert) for step, rewards in ((1, "0001"), (2, "1001")))
+    supervised = replace(first, origin=Origin.X3, kind="sft", rows=(3,), item="a@1:3")
+    visits = PromptVisits(config)
+    for step, groups in enumerate(((first, supervised), (later,)), start=1):
+        visits.advance(RecordedStep(step=step, results=groups, metrics=metrics_row(step)))
+    assert visits.columns(0)["attribution"][1] == {"x3": 1}
 
 
 def test_ages_are_those_of_the_replayed_tables() -> None:
