@@ -107,8 +107,10 @@ def prompts(
 
 def exported_prompts(view: RunView) -> Iterable[dict[str, Any]]:
     cells = {cell for found in view.fold(PromptIndex).prompts() if (cell := found.moved())}
+    num = sum(1 for _ in view.fold(PromptIndex).prompts())
     return [
         {},
+        *({"offset": offset} for offset in range(LIMIT, min(num, EXPORTED), LIMIT)),
         *({"table": table} for table in TABLES[1:]),
         *({"first": first, "last": last} for first, last in sorted(cells)),
     ]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from services.dashboard.assets import answers
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.history import History
 from services.dashboard.overview import PromptVisits, held_out, table_ages
-from services.dashboard.prompts import PromptIndex
+from services.dashboard.prompts import PromptIndex, exported_prompts
 from services.dashboard.run_view import RunView
-from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_agent_run, write_rollout_run
+from tests.support.recorded_responses import GROUP, HOSTILE, LONG, text_row, write_agent_run, write_rollout_run
 from tests.support.run_rows import easy_first
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
@@ -322,6 +323,31 @@ def test_the_search_finds_ids_prompts_and_responses(view: RunView) -> None:
     assert hits("nothing of this") == []
     found = told(view, "search", text="here")
     assert (found["is_whole"], found["taken"], found["recorded"]) == (True, 1, 1)
+
+
+def test_a_long_text_is_searched_at_both_ends_and_is_counted_as_searched_in_part(tmp_path: Path) -> None:
+    run = write_rollout_run(tmp_path / "long")
+    middle = "begin " + "x " * 10_000 + "between " + "x " * 10_000 + "\\boxed{4711}"
+    edge = "y" * 9_998 + "cutoff" + "y" * 9_998  # 20,002 characters, of which "to" is in neither end
+    run.token_files.write(2, [[text_row(0, middle), text_row(1, edge), text_row(2, "z" * 20_000)]])
+    view = viewed(run)
+    while not view.is_complete:
+        view.refresh()
+    rows = {text: [hit["row"] for hit in told(view, "search", text=text)["hits"]] for text in ("4711", "begin 4711")}
+    assert rows == {"4711": [0], "begin 4711": [0]}
+    assert [told(view, "search", text=text)["hits"] for text in ("between", "cutoff", "cuto")] == [[]] * 3
+    found = told(view, "search", text="4711")
+    assert (found["num_cut"], found["end_chars"], found["has_all"]) == (2, 10_000, True)
+
+
+def test_an_exported_file_has_all_pages_of_the_prompts_that_it_includes() -> None:
+    index = PromptIndex(CONFIG)
+    index.advance(RecordedStep(step=1, results=tuple(visit(f"p{i}", "0110", 1) for i in range(301)), metrics=None))
+    whole_run: Any = SimpleNamespace(fold=lambda kind: index)
+    assert [query["offset"] for query in exported_prompts(whole_run) if "offset" in query] == [100, 200]
+    index = PromptIndex(CONFIG)
+    index.advance(RecordedStep(step=1, results=tuple(visit(f"p{i}", "0110", 1) for i in range(100)), metrics=None))
+    assert not [query for query in exported_prompts(whole_run) if "offset" in query]
 
 
 def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_that_ends_no_script(
