@@ -15,7 +15,7 @@ from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.codec import result_from_map
 from bapo.core.errors import Refusal
-from bapo.core.types import Origin, Purpose, are_equal, sampled_rewards
+from bapo.core.types import Origin, Purpose, are_equal, num_sampled, sampled_rewards
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.messages import BufferStatus
 from buffer_service.assembly import origin_counts
@@ -254,7 +254,8 @@ def spent(assembly: Assembly) -> Spent:
             "stale" if result["reason"] == Reason.STALE else "trained" if result["group_id"] in trained else "left_out"
         )
         responses, tokens = found.get((result["purpose"], use), (0, 0))
-        found[result["purpose"], use] = responses + len(result["rewards"]), tokens + result["num_tokens"]
+        num = num_sampled(result_from_map(result))
+        found[result["purpose"], use] = responses + num, tokens + result["num_tokens"]
     return found
 
 

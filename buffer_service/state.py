@@ -260,8 +260,9 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def outcome(self) -> tuple[str, float, int]:
-        """(prompt id, k, G), the input of prompt selectors."""
-        return self.prompt_id, float(sum(self.rewards)), len(self.rewards)
+        """(prompt id, k, G) of the sampled responses, the input of prompt selectors."""
+        stat = self.stat()
+        return self.prompt_id, stat.reward_sum, stat.size
 
     def stat(self, birth: int = 0) -> GroupStat:
         """The group as composers see it."""
@@ -320,7 +321,7 @@ def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
         worker_id=group.worker_id,
         policy_version=group.policy_version,
         rewards=group.rewards,
-        num_tokens=group.num_tokens,
+        num_tokens=sum(length for length, is_own in zip(group.lengths, sampled, strict=True) if is_own),
         num_bytes=num_bytes,
         claimed_at=group.timing.claimed_at,
         sample_s=group.timing.sample_s,

@@ -77,6 +77,11 @@ class AlgorithmConfig(Frozen):
     """Rows of a group that are the task's expert solution (`luffy`, `relift`)."""
 
     @property
+    def sampled_size(self) -> int:
+        """Responses of a group that a worker samples: G less an expert's row."""
+        return self.group_size - self.num_experts
+
+    @property
     def capacity(self) -> int:
         return self.bad_capacity or self.batch_size
 

@@ -172,7 +172,7 @@ class EvaluationConfig(SamplingConfig):
     every: int = Field(25, ge=0)
     """Steps, rounded up to the next weight update; 0: only before and after training."""
     num_prompts: int = Field(200, ge=1)
-    """Prompts per held-out split during the run."""
+    """Prompts per held-out split during the run, the first ones; means are the base model's plus the change on them."""
     num_prompts_final: int = Field(1000, ge=1)
     """Prompts per held-out split before and after training."""
     num_samples: int = Field(2, ge=1, le=MAX_RESPONSES)

@@ -3,7 +3,8 @@
 `estimate`   mean accuracy and its 95 % Wilson interval with the effective sample size of clustered responses:
              n_eff = p (1 - p) / Var(mean of prompt means), the number of independent responses that would be as
              uncertain. Unlike a bootstrap it is deterministic and has no width of zero at 0 % and 100 %.
-`shared_means` what of several measurements may be compared: the prompts that all of them have.
+`shared_means` what of several measurements may be compared: the prompts that all of them have; `over_shared` two of
+             them as if no other prompt had been measured.
 `difference` mean change over the same prompts with its 95 % interval (paired, normal): what training moved.
 
 Does not cover: which of many differences is real when many are inspected.
@@ -79,6 +80,22 @@ def change(first: Mapping[str, Any], last: Mapping[str, Any]) -> Estimate | None
     """`difference` of two rows of evaluations.jsonl over the prompts common to both; None for fewer than two."""
     before, after = shared_means([first["rewards"], last["rewards"]])
     return difference(before, after) if len(before) > 1 else None
+
+
+def over_shared(first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Two rows of evaluations.jsonl with rewards, mean and interval over the prompts common to both; as they are where
+    they have none."""
+    shared = [prompt_id for prompt_id in first["rewards"] if prompt_id in last["rewards"]]
+    return _restricted(first, shared), _restricted(last, shared)
+
+
+def _restricted(row: Mapping[str, Any], prompt_ids: Sequence[str]) -> Mapping[str, Any]:
+    if len(prompt_ids) in (0, len(row["rewards"])):
+        return row
+    rewards = {prompt_id: row["rewards"][prompt_id] for prompt_id in prompt_ids}
+    found = estimate([sum(own) / len(own) for own in rewards.values()])
+    interval = {"accuracy": found.mean, "low": found.low, "high": found.high, "interval": INTERVAL}
+    return {**row, **interval, "num_prompts": len(rewards), "rewards": rewards}
 
 
 def _effective_size(prompt_means: Sequence[float], mean: float) -> float:

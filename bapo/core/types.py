@@ -471,6 +471,7 @@ class GroupResult:
     """Values of `Outcome`, one byte per row; empty: every row was graded."""
     worker_id: str = ""
     num_tokens: Count = 0
+    """Of the responses that a worker sampled."""
     sample_s: Seconds = 0.0
     grade_s: Seconds = 0.0
     claimed_at: Seconds = 0.0

@@ -6,11 +6,12 @@ The tables of a step are not recorded; they follow from the groups of all steps 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bapo.algorithms.composer import Composer, Reason, Word
 from bapo.algorithms.composers.registry import load_composer
+from bapo.core.baselines import item_of, items_with_advantage
 from bapo.core.errors import ConfigError, did_you_mean
 from bapo.core.types import GroupResult, GroupStat, Origin
 from bapo.runtime.run_directory.recording import Recording, kind_of, round_of, stat_of
@@ -37,7 +38,8 @@ def explain(recording: Recording, replayed: Sequence[SimulatedStep], prompt_id: 
     trained = [result for result in results if result.origin is not None]
     origin, state = (trained[0].origin if trained else None), replayed[step - 1]
     words = meanings(load_composer(recording.config.algorithm))
-    parts = [clause(result, step, words) for result in trained or results]
+    useful = items_with_advantage(results, step, recording.config.loss.advantage_pool)
+    parts = [clause(result, step, words, useful) for result in trained or results]
     parts += _entered(state, prompt_id) if results else _where_it_is(recording, state, prompt_id)
     where = f"in batch {step}" + (f" as {origin.value.upper()}" if origin else "")
     return Explanation(
@@ -56,8 +58,13 @@ def meanings(composer: Composer | None) -> dict[str, str]:
     return {word.value: word.text for kind in kinds for word in kind}
 
 
-def clause(result: GroupResult, step: int, words: Mapping[str, str]) -> str:
-    """What a group that this step read had, and its reason. Args: words: `meanings`."""
+def clause(result: GroupResult, step: int, words: Mapping[str, str], useful: Collection[str]) -> str:
+    """What a group that this step read had, and its reason.
+
+    Args:
+        words: `meanings`.
+        useful: items of the batch with an advantage (`items_with_advantage`).
+    """
     asked = round_of(result, step)
     late = "" if asked == step else f" (requested in step {asked})"
     which = {
@@ -67,7 +74,7 @@ def clause(result: GroupResult, step: int, words: Mapping[str, str]) -> str:
     }[kind_of(result, step)]
     meaning = f": {words[result.reason]}" if result.reason in words else ""
     stat = stat_of(result)
-    is_flat = result.origin is not None and len({stat.rewards[row] for row in stat.sampled_rows}) == 1
+    is_flat = result.origin is not None and result.kind != "sft" and item_of(result) not in useful
     flat = " (all its rewards are equal: it has no advantage)" if is_flat and stat.size > 1 else ""
     return f"{which} had {of_size(stat)}, {result.reason}{meaning}{flat}"
 

@@ -16,7 +16,7 @@ import torch
 
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
-from bapo.core.types import Batch, GroupResult, Origin, num_correct
+from bapo.core.types import Batch, GroupResult, Origin, num_correct, num_sampled, sampled_rewards
 from bapo.runtime.metrics.learner import GPU_PHASES, PHASES
 from bapo.runtime.metrics.metric import RATIOS, TRAINING
 from bapo.runtime.metrics.server import Telemetry, show_disk
@@ -135,9 +135,9 @@ def show_staleness(telemetry: Telemetry, batch: Batch, config: Config) -> None:
 
 def show_groups(telemetry: Telemetry, batch: Batch) -> None:
     """Observe correct responses per group sampled for this step, without reused and stale groups."""
-    sizes = [len(result.rewards) for result in batch.results]
+    sizes = [num_sampled(result) for result in batch.results]
     found = Counter(
-        (num_correct(result.rewards), result.purpose.value)
+        (num_correct(sampled_rewards(result)), result.purpose.value)
         for result in {result.group_id: result for result in batch.results}.values()
         if result.origin is not Origin.X3 and result.reason != Reason.STALE
     )
@@ -195,7 +195,7 @@ class PromptsSeen:
     def count(self, results: Iterable[GroupResult], *, is_new: bool = True) -> None:
         """Count the groups of one step, in assembly order. `is_new`: False for records of earlier steps."""
         for result in results:
-            if not num_correct(result.rewards):
+            if not num_correct(sampled_rewards(result)):
                 if result.prompt_id not in self._solved:
                     self._unsolved.add(result.prompt_id)
                 continue

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
+from bapo.core.baselines import item_of, items_with_advantage
 from bapo.core.reward_details import as_columns, mean_of_groups
 from bapo.core.types import Batch, GroupResult, Origin, Outcome, Purpose, are_equal, num_sampled, sampled_rewards
 from bapo.runtime.metrics.learner import PHASES
@@ -232,7 +233,7 @@ def metrics_row(
         "num_updates": len(report.minibatches),
         **_teacher_fields(batch),
         **_truncation_fields(batch),
-        **_informative_fields(batch),
+        **_informative_fields(batch, config.loss.advantage_pool),
         **_reward_fields(batch),
         **episodes,
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
@@ -268,11 +269,16 @@ def _truncation_fields(batch: Batch) -> dict[str, int]:
     }
 
 
-def _informative_fields(batch: Batch) -> dict[str, Any]:
+def _informative_fields(batch: Batch, pool: str) -> dict[str, Any]:
     """Groups with rewards that differ, of those that this step was the first to inspect: how many trained, and why the
-    others did not."""
+    others did not. Rewards of groups that trained are compared among all rows of their baseline, an expert's too."""
+    useful = items_with_advantage(batch.results, batch.step, pool)
     new = {result.group_id: result for result in batch.results if result.birth == batch.step}.values()
-    informative = [result for result in new if not are_equal(sampled_rewards(result))]
+    informative = [
+        result
+        for result in new
+        if (not are_equal(sampled_rewards(result)) if result.origin is None else item_of(result) in useful)
+    ]
     left_out = Counter(result.reason for result in informative if result.origin is None)
     return {
         "num_informative": len(informative),

@@ -17,6 +17,7 @@ from typing import Literal
 from bapo.algorithms.composer import Composer, Decision
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
+from bapo.core.baselines import items_with_advantage
 from bapo.core.errors import BapoError
 from bapo.core.types import GroupResult, GroupStat, HardPrompt
 from bapo.runtime.run_directory.recording import Kind, RecordedStep, kind_of, round_of, stat_of
@@ -154,15 +155,22 @@ class History:
             result=result,
             asked=round_of(result, step),
             stat=stat_of(result).born(result.birth),
-            sentence=clause(result, step, self.meanings),
+            sentence=self._clause(index, result),
         )
+
+    def _clause(self, index: int, result: GroupResult) -> str:
+        step = self._steps[index]
+        of_prompt = (other for other in step.results if other.prompt_id == result.prompt_id)
+        useful = items_with_advantage(of_prompt, step.step, self._config.loss.advantage_pool)
+        return clause(result, step.step, self.meanings, useful)
 
     def _why(self, prompt_id: str, event: _Event) -> str:
         if event.change != "left":
             renewed = ", and its entry was renewed" if event.change == "renewed" else ""
             return f"group with mu = {number(event.mu)}{renewed}"
-        step = self._steps[event.step - 1]
-        read = [clause(result, step.step, self.meanings) for result in step.results if result.prompt_id == prompt_id]
+        index = event.step - 1
+        of_prompt = (result for result in self._steps[index].results if result.prompt_id == prompt_id)
+        read = [self._clause(index, result) for result in of_prompt]
         return "; ".join(read) or "no group of it was read: it was too old, or younger ones filled the table"
 
 

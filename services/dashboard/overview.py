@@ -11,11 +11,12 @@ from typing import Any
 from bapo.algorithms.composer import Decision
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
+from bapo.core.baselines import item_of, items_with_advantage
 from bapo.core.correctness import measure_of
 from bapo.core.statistics import change
-from bapo.core.types import GroupResult, Origin, Purpose, are_equal, num_correct
+from bapo.core.types import GroupResult, Origin, Purpose, num_correct, num_sampled, sampled_rewards
 from bapo.runtime.run_directory.best import best_of
-from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations
+from bapo.runtime.run_directory.curves import BASE_VERSION, PHASES, held_out_curves, migrations, passed
 from bapo.runtime.run_directory.recording import RecordedStep
 from bapo.runtime.run_directory.shortfall import LATEST, NEARLY_EMPTY, shortfall
 from services.dashboard.history import History
@@ -92,7 +93,7 @@ class Seen:
     last: int
     is_revisited: bool = False
     trained_by: set[Origin] = field(default_factory=set)
-    """Origins of its groups with an advantage that trained in earlier steps."""
+    """Origins of its groups with an advantage, or an expert's solution, that trained in earlier steps."""
     label: str = ""
     """Attribution under which it currently counts as newly solved; empty: none."""
 
@@ -101,11 +102,11 @@ class PromptVisits:
     """A fold: how prompts move between pass rate bins, and which were newly solved (figures 7 and 15).
 
     Counts like the comparison of runs, incrementally: per prompt it keeps the first and the last fresh
-    visit, and the origins that trained it in between.
+    visit, and the origins that trained it in between. Rows of an expert are no responses of the model.
     """
 
     def __init__(self, config: Config) -> None:
-        self._size = config.algorithm.group_size
+        self._size, self._pool = config.algorithm.sampled_size, config.loss.advantage_pool
         self._prompts: dict[str, Seen] = {}
         self._revisited = self._unsolved = 0
         self._rescued: Counter[str] = Counter()
@@ -114,14 +115,15 @@ class PromptVisits:
     def advance(self, step: RecordedStep) -> None:
         """Add one step: its visits first, then the trained groups."""
         new = list({result.group_id: result for result in step.results if result.birth == step.step}.values())
-        visits = [result for result in new if result.purpose is Purpose.FRESH and len(result.rewards) == self._size]
-        bins = Counter(num_correct(result.rewards) for result in visits)
+        visits = [result for result in new if result.purpose is Purpose.FRESH and num_sampled(result) == self._size]
+        bins = Counter(num_correct(sampled_rewards(result)) for result in visits)
         moved: Counter[int] = Counter()
         for result in visits:
             self._visit(result, moved)
+        useful = items_with_advantage(step.results, step.step, self._pool)
         for result in step.results:
-            has_advantage = not are_equal(result.rewards)
-            if result.origin is not None and has_advantage and result.prompt_id in self._prompts:
+            trains = result.kind == "sft" or item_of(result) in useful
+            if result.origin is not None and trains and result.prompt_id in self._prompts:
                 self._prompts[result.prompt_id].trained_by.add(result.origin)
         self._rows.append([
             [bins[k] for k in range(self._size + 1)] if step.results else None,
@@ -140,7 +142,7 @@ class PromptVisits:
 
     def columns(self, first: int) -> dict[str, list[Any]]:
         """
-        bins         [G + 1] fresh groups of the step with k correct responses (Fig. 7); null if unknown
+        bins         [G + 1] fresh groups of the step with k of G sampled responses correct (Fig. 7); null if unknown
         moved        changes of the migration matrix: cell, change, cell, change ...; a cell is first * (G + 1) + last
         revisited    prompts seen at least twice so far: the sum of the matrix
         unsolved     of these, prompts without a correct response at first
@@ -153,7 +155,7 @@ class PromptVisits:
         return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
 
     def _visit(self, result: GroupResult, moved: Counter[int]) -> None:
-        now = num_correct(result.rewards)
+        now = num_correct(sampled_rewards(result))
         seen = self._prompts.get(result.prompt_id)
         if seen is None:
             self._prompts[result.prompt_id] = Seen(first=now, last=now)
@@ -259,7 +261,7 @@ def about(view: RunView) -> dict[str, Any]:
         "model": config.model.path,
         "task": config.task.name,
         "batch_size": config.algorithm.batch_size,
-        "group_size": config.algorithm.group_size,
+        "group_size": config.algorithm.sampled_size,
         "c1": config.algorithm.c1 if "c1" in thresholds else None,
         "has_window": "c2" in thresholds,
         "has_buffers": composer.high_window is not None,
@@ -281,13 +283,15 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
     `num_prompts`: of each point; `change`: [mean, low, high] of the paired change from the first measurement to each
     point, null where they share fewer than two prompts.
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
-    base model was not measured. `num_samples`: n. `passed`: per measurement pass@n, the share of prompts with a
-    correct response among its n.
+    base model was not measured. `num_samples`: n of the first one. `passed`: pass@k of each point, as the base model's
+    plus the change on shared prompts, like `accuracy`; `k`: the fewest samples of a measurement.
     """
     found = []
     for curve in held_out_curves(evaluations):
         rows = sorted((row for row in evaluations if row["split"] == curve.name), key=lambda row: row["step"])
         base = next((row for row in rows if row["version"] == BASE_VERSION), None)
+        k = min(row["num_samples"] for row in rows)
+        (solved,) = held_out_curves([passed(row, k) for row in rows])
         found.append({
             "split": curve.name,
             "measure": measure_of(rows),
@@ -299,7 +303,8 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
             "low": [number(value) for value in curve.low],
             "high": [number(value) for value in curve.high],
             "change": [_change(rows[0], row) for row in rows],
-            "passed": [number(_passed(row)) for row in rows],
+            "k": k,
+            "passed": [number(value) for value in solved.values],
             "matrices": [_moved(base, row) for row in rows],
             **{name: [row.get(name) for row in rows] for name in ("reward_parts", "reward_facts")},
         })  # fmt: skip
@@ -309,11 +314,6 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
 def _change(first: Row, row: Row) -> list[float | None] | None:
     found = None if row is first else change(first, row)
     return None if found is None else [number(value) for value in (found.mean, found.low, found.high)]
-
-
-def _passed(row: Row) -> float:
-    solved = [num_correct(rewards) > 0 for rewards in row["rewards"].values()]
-    return sum(solved) / len(solved)
 
 
 def _moved(base: Row | None, row: Row) -> list[list[int]] | None:

@@ -1,7 +1,7 @@
 """The prompts of a run: an index of prompts and groups, the list of prompts, and one prompt with all its visits.
 
-First and last refer to fresh groups of G responses, as in the accuracy-migration matrix (Fig. 15), so that a cell of
-the matrix links to the list of its prompts.
+First and last refer to fresh groups of G sampled responses, as in the accuracy-migration matrix (Fig. 15), so that a
+cell of the matrix links to the list of its prompts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
-from bapo.core.types import Purpose, num_correct
+from bapo.core.types import Purpose, num_correct, num_sampled, sampled_rewards
 from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.history import History, Visit
 from services.dashboard.run_view import RunView, number
@@ -46,7 +46,7 @@ class PromptIndex:
     """Prompts in order of appearance, and the steps of every group."""
 
     def __init__(self, config: Config) -> None:
-        self._size = config.algorithm.group_size
+        self._size = config.algorithm.sampled_size
         self._prompts: dict[str, Summary] = {}
         self._groups: dict[str, tuple[str, list[int]]] = {}
 
@@ -62,8 +62,8 @@ class PromptIndex:
             seen.add(result.group_id)
             places.append(step.step)
             found.num_visits += 1
-            if result.purpose is Purpose.FRESH and result.birth == step.step and len(result.rewards) == self._size:
-                found.fresh.append((step.step, num_correct(result.rewards)))
+            if result.purpose is Purpose.FRESH and result.birth == step.step and num_sampled(result) == self._size:
+                found.fresh.append((step.step, num_correct(sampled_rewards(result))))
 
     def prompts(self) -> Iterator[Summary]:
         """All prompts, last seen first."""
@@ -100,15 +100,17 @@ def prompts(
         "total": len(chosen),
         "offset": offset,
         "differs": history.differs,
-        "group_size": view.config.algorithm.group_size,
+        "group_size": view.config.algorithm.sampled_size,
         "prompts": [_row(found) for found in islice(chosen, offset, offset + LIMIT)],
     }
 
 
 def exported_prompts(view: RunView) -> Iterable[dict[str, Any]]:
     cells = {cell for found in view.fold(PromptIndex).prompts() if (cell := found.moved())}
+    num = sum(1 for _ in view.fold(PromptIndex).prompts())
     return [
         {},
+        *({"offset": offset} for offset in range(LIMIT, min(num, EXPORTED), LIMIT)),
         *({"table": table} for table in TABLES[1:]),
         *({"first": first, "last": last} for first, last in sorted(cells)),
     ]

@@ -18,7 +18,8 @@ from services.dashboard.run_view import RunView
 LIMIT = 50
 TAKE_S = 0.08
 """Maximum time per response for reading token records; at least one file is read."""
-MAX_CHARS = 20_000
+END_CHARS = 10_000
+"""Of a longer text than two of these only the first and the last ones are searched: an answer is at the end."""
 MAX_INDEX_CHARS = 64 << 20
 """Total size; later documents are not indexed. Original and lower case are kept: 2 bytes per ASCII character."""
 AROUND = 60
@@ -75,6 +76,8 @@ class Texts:
         self._known: set[str] = set()
         self._prompts: set[str] = set()
         """Prompts whose text is in the index."""
+        self.num_cut = 0
+        """Texts of which only both ends are in the index."""
 
     def advance(self, step: RecordedStep) -> None:
         for result in step.results:
@@ -94,18 +97,25 @@ class Texts:
                 group_id, prompt_id = head["group_id"].split("+")[0].split(":")[0], head["prompt_id"]
                 if prompt_id not in self._prompts:
                     self._prompts.add(prompt_id)
-                    self.index.add(("prompt", prompt_id, step), head["prompt"][:MAX_CHARS])
-                self.index.add(("response", group_id, step, head["row"]), head["text"][:MAX_CHARS])
+                    self.index.add(("prompt", prompt_id, step), self._ends(head["prompt"]))
+                self.index.add(("response", group_id, step, head["row"]), self._ends(head["text"]))
             self.taken.add(step)
             if time.monotonic() > deadline:
                 return
+
+    def _ends(self, text: str) -> str:
+        """The text, or both its ends in lines of their own, so that no word is found across the gap."""
+        if len(text) <= 2 * END_CHARS:
+            return text
+        self.num_cut += 1
+        return f"{text[:END_CHARS]}\n{text[-END_CHARS:]}"
 
 
 def search(view: RunView, *, text: str) -> dict[str, Any]:
     """The newest prompts, groups and responses that contain all words; call again while `is_whole` is false.
 
     Returns: `hits`: {kind: prompt, group or response, id, step, row, snippet}; `has_all`: whether these are all;
-    `taken` of `recorded` steps are indexed so far.
+    `taken` of `recorded` steps are indexed so far; `num_cut`: texts searched only in their first and last `end_chars`.
     """
     if len(text) > 200:
         raise ContractError(f"the search text has {len(text)} characters, more than 200")
@@ -120,6 +130,8 @@ def search(view: RunView, *, text: str) -> dict[str, Any]:
         "taken": len(texts.taken.intersection(steps)),
         "recorded": len(steps),
         "is_full": texts.index.is_full,
+        "num_cut": texts.num_cut,
+        "end_chars": END_CHARS,
     }
 
 

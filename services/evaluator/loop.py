@@ -18,8 +18,9 @@ from bapo.config.tree import Config
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.core.reward_details import as_columns, mean_of_groups, means_of
 from bapo.core.statistics import INTERVAL, estimate
-from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest, num_correct
+from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.curves import as_compared, passed
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task, extract_of
 from bapo.tasks.images import keep_images
@@ -61,6 +62,8 @@ class Evaluator:
         self._run = run
         extract = extract_of(task, another_reward=config.task.has_another_reward)
         self._majority = MajorityVote(extract, partial(decoder_of, config.model.path))
+        self._bases: dict[str, Mapping[str, Any]] = {}
+        """Split -> its row of the base model."""
         self._accuracy = telemetry.gauge("bapo_eval_accuracy_ratio")
         self._pass_at_k = telemetry.gauge("bapo_eval_passk_ratio")
         self._version = telemetry.gauge("bapo_eval_policy_version")
@@ -198,11 +201,15 @@ class Evaluator:
         )  # fmt: skip
 
     def _show(self, row: Mapping[str, Any]) -> None:
-        split, rewards = row["split"], row["rewards"].values()
-        self._accuracy.labels(split=split).set(row["accuracy"])
+        """Set the gauges: of an evaluation with fewer prompts than the base model's, as compared with it."""
+        split, k = row["split"], int(row["num_samples"])
+        if row["version"] == BASE_VERSION:
+            self._bases[split] = row
+        base = self._bases.get(split)
+        self._accuracy.labels(split=split).set(as_compared(row, base)["accuracy"])
         self._version.labels(split=split).set(row["version"])
-        solved = sum(num_correct(found) > 0 for found in rewards) / len(rewards)
-        self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
+        before = passed(base, k) if base is not None and base["num_samples"] >= k else None
+        self._pass_at_k.labels(split=split, k=str(k)).set(as_compared(passed(row, k), before)["accuracy"])
 
     def _request(self, target: Target, measurement: Measurement) -> list[RolloutRequest]:
         prompts = list(self._task.prompts(measurement.split))[: target.num_prompts]

@@ -17,6 +17,7 @@ from bapo.config.tracking import TrackingConfig
 from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.errors import RecordError
 from bapo.core.types import Version
+from bapo.runtime.run_directory.curves import BASE_VERSION, Row, as_compared
 from bapo.runtime.run_directory.files import Lines, locked, read_content, replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, ended_early
@@ -68,6 +69,7 @@ class Sender:
 
     def _read_from_start(self) -> None:
         self._has_ended, self._step = False, 0
+        self._bases: dict[str, Row] = {}
         self._steps = Lines(self._run.path / "metrics.jsonl", MetricsRow)
         self._measured = Lines(self._run.path / "evaluations.jsonl", _MeasuredRow)
 
@@ -128,7 +130,9 @@ class Sender:
             self._has_ended, self._step = bool(ended_early([row])), row["step"]
             yield TRAINING, row["step"], numbers_of(row)
         for row in self._measured.read():
-            yield row["split"], row["step"], measured(row)
+            if row["version"] == BASE_VERSION:
+                self._bases[row["split"]] = row
+            yield row["split"], row["step"], measured(row, self._bases.get(row["split"]))
 
     def _save(self) -> None:
         if self._tracker.tracker_id is not None:
@@ -178,11 +182,17 @@ def numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-def measured(row: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of an evaluation: its mean reward, which is also its accuracy where all rewards are 0 or 1."""
-    names = {"mean_reward": "accuracy"} | {name: name for name in ("low", "high", "mean_tokens", "truncated_share")}
+def measured(row: Row, base: Row | None = None) -> dict[str, float]:
+    """Numbers of an evaluation: its mean reward is also its accuracy where all rewards are 0 or 1.
+
+    Args:
+        base: the base model's of this split, with which mean and interval are made comparable (`as_compared`).
+    """
+    own = ("low", "high", "num_prompts", "mean_tokens", "truncated_share")
+    names = {"mean_reward": "accuracy"} | {name: name for name in own}
     if measure_of([row]) == ACCURACY:
         names["accuracy"] = "accuracy"
+    row = as_compared(row, base)
     found = {name: float(row[key]) for name, key in names.items() if row.get(key) is not None}
     found |= numbers_of({name: row.get(name) for name in ("reward_parts", "reward_facts")})
     return {f"{row['split']}/{name}": value for name, value in found.items()}

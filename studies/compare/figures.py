@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bapo.core.types import Origin, Purpose
+from bapo.core.types import Origin, Purpose, num_sampled
 from studies.compare.accuracy import average_curve, curve, measure
 from studies.compare.gather import Compared, Measured, Method, Row, changed_keys, contrasts
 from studies.compare.prompts import (
@@ -98,7 +98,7 @@ def response_lengths(run: Measured) -> list[tuple[float, float | None]]:
     points: list[tuple[float, float | None]] = []
     for step, results in run.sampled:
         fresh = [result for result in results if result.purpose is Purpose.FRESH]
-        responses = sum(len(result.rewards) for result in fresh)
+        responses = sum(map(num_sampled, fresh))
         points.append((step, sum(result.num_tokens for result in fresh) / responses if responses else None))
     return points
 

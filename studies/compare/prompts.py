@@ -1,7 +1,8 @@
 """Prompts that move between accuracy bins, and prompts that the base model fails and training solves (section 5.3).
 
     held out    the same problems at several versions with n responses each: bins 0/n .. n/n
-    training    fresh groups of each prompt in data order: first visit against last visit, bins 0/G .. G/G
+    training    fresh groups of each prompt in data order: first visit against last visit, bins 0/G .. G/G of the G
+                sampled responses: an expert's is none of them
 
 A second sample of the base model solves some of its failures by chance: that share is the floor. So that chance does
 not choose a population for each method, every held-out prompt has as weight the share of all base measurements in which
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from bapo.core.statistics import Estimate
-from bapo.core.types import GroupResult, Purpose, num_correct
+from bapo.core.types import GroupResult, Purpose, num_correct, num_sampled, sampled_rewards
 from bapo.runtime.run_directory.curves import BASE_VERSION, migrations
 from studies.compare.accuracy import shared_seeds
 from studies.compare.gather import Compared, Measured, Method, Row
@@ -132,9 +133,9 @@ def floor_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
 
 def training_matrix(runs: Sequence[Measured]) -> Matrix | None:
     """Movement of training prompts from their first fresh visit to their last; None when none came twice."""
-    size = runs[0].config.algorithm.group_size
+    size = runs[0].config.algorithm.sampled_size
     pairs = [
-        (num_correct(visits[0][1].rewards), num_correct(visits[-1][1].rewards))
+        (num_correct(sampled_rewards(visits[0][1])), num_correct(sampled_rewards(visits[-1][1])))
         for run in runs
         for visits in fresh_visits(run.sampled).values()
         if len(visits) > 1
@@ -144,14 +145,14 @@ def training_matrix(runs: Sequence[Measured]) -> Matrix | None:
 
 def bins_by_epoch(run: Measured) -> list[list[int]]:
     """[epoch][k] fresh groups with k right responses: visit 1, 2, ... of the prompts, in the order of the data."""
-    size = run.config.algorithm.group_size
+    size = run.config.algorithm.sampled_size
     epochs: list[list[int]] = []
     for visits in fresh_visits(run.sampled).values():
         for number, (_, result) in enumerate(visits):
             while len(epochs) <= number:
                 epochs.append([0] * (size + 1))
-            if len(result.rewards) == size:
-                epochs[number][num_correct(result.rewards)] += 1
+            if num_sampled(result) == size:
+                epochs[number][num_correct(sampled_rewards(result))] += 1
     return epochs
 
 

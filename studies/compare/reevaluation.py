@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.core.statistics import Estimate, estimate
-from bapo.core.types import Purpose, num_correct
+from bapo.core.types import Purpose, num_correct, num_sampled, sampled_rewards
 from studies.compare.gather import Measured
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ def second_looks(runs: Sequence[Measured]) -> list[SecondLooks]:
 
 def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
     """(learner steps since the failure, whether it improved, floor) of each re-evaluation after a failure."""
-    c1, size = run.config.algorithm.c1, run.config.algorithm.group_size
+    c1, size = run.config.algorithm.c1, run.config.algorithm.sampled_size
     last_hard = int(c1 * size + TOLERANCE)
     levels = _fresh_levels(run, size)
     floor_at = cache(lambda step, num_failures: _floor_at(step, levels, last_hard, num_failures))
@@ -81,9 +81,9 @@ def _rows(run: Measured) -> Iterator[tuple[int, bool, float]]:
     """Prompt id -> step and policy version of its last failure, and failures in a row."""
     for step, results in run.sampled:
         for result in results:
-            if len(result.rewards) != size or result.purpose is Purpose.EVALUATE:
+            if num_sampled(result) != size or result.purpose is Purpose.EVALUATE:
                 continue
-            k = num_correct(result.rewards)
+            k = num_correct(sampled_rewards(result))
             failure = failures.get(result.prompt_id)
             if result.purpose is Purpose.REEVALUATE and failure is not None:
                 failed_at, version, num_failures = failure
@@ -97,8 +97,9 @@ def _fresh_levels(run: Measured, size: int) -> dict[int, Floats]:
     """Step -> [G + 1] number of fresh groups with k correct responses."""
     found: dict[int, Floats] = {}
     for step, results in run.sampled:
-        fresh = [r for r in results if r.purpose is Purpose.FRESH and len(r.rewards) == size]
-        found[step] = np.bincount([num_correct(r.rewards) for r in fresh], minlength=size + 1).astype(np.float64)
+        fresh = [r for r in results if r.purpose is Purpose.FRESH and num_sampled(r) == size]
+        correct = [num_correct(sampled_rewards(result)) for result in fresh]
+        found[step] = np.bincount(correct, minlength=size + 1).astype(np.float64)
     return found
 
 

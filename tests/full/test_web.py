@@ -25,7 +25,7 @@ from tests.support.dashboard import (
     viewed,
 )
 from tests.support.dashboard_app import serving_dashboard
-from tests.support.synthetic_runs import evaluation_row, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 
 def test_the_page_follows_a_running_run(browser: Any, tmp_path: Path) -> None:
@@ -174,7 +174,8 @@ def test_every_series_of_every_curve_has_the_numbers_of_the_records(
             "r_tot": short(column["reward_mean"]), "c1": [0.125] * NUM_STEPS, "c2": short(column["c2"]),
             "c3": short(column["c3"]),
         }  # fmt: skip
-        left = [step_s - sum(column[name][i] for name in PHASES) for i, step_s in enumerate(column["step_s"])]
+        within = [name for name in PHASES if name != "checkpoint_s"]
+        left = [step_s - sum(column[name][i] for name in within) for i, step_s in enumerate(column["step_s"])]
         assert all_values(visit, "phases") == {
             **{words: short(column[name]) for name, words in PHASES.items()},
             "everything else": [pytest.approx(max(0.0, rest), abs=1e-4) for rest in left],
@@ -197,6 +198,40 @@ def test_a_method_without_thresholds_shows_none_and_a_nearly_empty_batch_says_so
         cells = visit.page.locator("#held-out .body tbody tr").all_inner_texts()
         assert cells == ["easy\t0.0 %\t50.0 %\t+50.0 [+50.0, +50.0]\t2 × 2"]
         assert visit.complaints == []
+
+
+def test_times_and_diagnostics_of_steps_that_lack_some_are_no_more_than_what_is_recorded(
+    browser: Any, tmp_path: Path
+) -> None:
+    """Steps of 2 s with checkpoints of .5 s besides; the divergence is measured in the first of two steps."""
+    rows = [metrics_row(1, tv_x1=0.4), metrics_row(2, tv_x1=None)]
+    run = write_run(tmp_path / "sparse", metrics=rows, overrides=["--run.num_steps", "9"])
+    with viewed(run) as url, visiting(browser, url) as visit:
+        opened(visit, 2)
+        found = all_values(visit, "phases")
+        assert (found["checkpoint"], found["everything else"]) == ([0.5, 0.5], [2.0, 2.0])
+        assert "2.50 s each" in visit.page.inner_text("#phases .summary")
+        assert visit.page.inner_text("#tv .summary").startswith("Last measured in step 1: X1 0.4; X1 past the limit")
+        durations = "async (seconds) => seconds.map((await import('bapo/app/format.js')).duration)"
+        words = ["10 s", "1 min 0 s", "3 min 0 s", "1 h 0 min"]
+        assert visit.page.evaluate(durations, [9.997, 59.7, 179.6, 3599.7]) == words
+        assert visit.complaints == []
+    run = write_run(tmp_path / "timeless", metrics=[metrics_row(1, step_s=None)], overrides=["--run.num_steps", "9"])
+    with viewed(run) as url, visiting(browser, url) as visit:
+        opened(visit, 1)
+        assert visit.page.locator(".tile").first.inner_text().split("\n")[-1] == "1 of 9"
+
+
+def test_an_exported_file_searches_the_ids_of_all_prompts_that_it_includes(browser: Any, tmp_path: Path) -> None:
+    groups = [result(f"p{i:03}", "0110", step=1) for i in range(350)]
+    run = write_run(tmp_path / "many", metrics=[metrics_row(1)], groups={1: groups})
+    path = write_export(run, tmp_path / "many.html")
+    with visiting(browser, path.as_uri() + "#/prompts?text=29+p", offline=True) as visit:
+        status = visit.page.locator("#results [role=status]")
+        status.wait_for()
+        # p029, p129, p229, and p290 to p299.
+        assert status.inner_text().startswith("13 found.")
+        assert "of 300 of 350 prompts" in status.inner_text()
 
 
 # -- for everybody: on a phone, in the dark, by keyboard

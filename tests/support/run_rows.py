@@ -21,3 +21,15 @@ def make_evaluation(split: str, version: int, accuracy: float, **fields: Any) ->
         "seconds": 20.0, "rewards": {},
     }  # fmt: skip
     return row | fields
+
+
+def easy_first(**fields: Any) -> list[dict[str, Any]]:
+    """A split whose easy prompts come first, of which fewer are measured later. By hand: the base model has 5 of 8
+    responses correct, 62.5 %, and pass@2 75 %; of p and q all, and later 3 of 4: 75 %, and 37.5 % as compared with it.
+    Both still have a correct response: pass@2 stays."""
+    base = {"p": [1.0, 1.0], "q": [1.0, 1.0], "r": [1.0, 0.0], "s": [0.0, 0.0]}
+    later = {"p": [1.0, 1.0], "q": [1.0, 0.0]}
+    return [
+        make_evaluation("easy", 1, 0.625, num_prompts=4, rewards=base, **fields),
+        make_evaluation("easy", 5, 0.75, num_prompts=2, rewards=later, **fields),
+    ]

@@ -17,7 +17,7 @@ from bapo.config.load import dump_toml, load_config
 from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.logs import LogFollower
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.support.run_rows import make_evaluation, make_row
+from tests.support.run_rows import easy_first, make_evaluation, make_row
 
 GONE = 2**22 + 1
 """A process id that Linux never gives."""
@@ -171,6 +171,16 @@ def test_runs_lists_step_accuracy_and_page_and_survives_a_damaged_run(folder: Pa
     for cell in ("outputs/live", "running", "4/9", "cd4 25.0 %", url):
         assert cell in text
     assert "folder nowhere not found" in refused("runs", "nowhere")
+
+
+def test_a_measurement_of_fewer_prompts_is_shown_as_compared_with_the_base_model(folder: Path) -> None:
+    run = make_run("outputs/live", status="running", pid=os.getpid())
+    for row in easy_first():
+        run.append_evaluation(row)
+    assert state_of(run).accuracies == {"easy": 0.375}
+    shown = "easy accuracy 37.5 % after step 4 (base model 62.5 %; the change is of 2 prompts)"
+    assert shown in " ".join(CliRunner().invoke(app, ["status", "latest"]).stdout.split())
+    assert "easy 37.5 %" in CliRunner().invoke(app, ["runs"]).stdout
 
 
 def test_status_of_a_live_run_says_where_the_token_of_its_page_is(folder: Path) -> None:

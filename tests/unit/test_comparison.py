@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -10,8 +13,9 @@ from typer.testing import CliRunner
 from bapo.cli.app import app
 from bapo.config.load import load_config
 from bapo.core.errors import ConfigError
-from bapo.core.types import Origin, Purpose
+from bapo.core.types import Origin, Outcome, Purpose
 from studies.compare.accuracy import difference, final_accuracy
+from studies.compare.figures import response_lengths
 from studies.compare.gather import Compared, gather
 from studies.compare.prompts import (
     bins_by_epoch,
@@ -213,6 +217,17 @@ def test_training_prompts_move_from_their_first_fresh_visit_to_their_last(tmp_pa
     matrix = training_matrix([run])
     assert matrix == matrix_of([(0, 3), (0, 0), (1, 0), (0, 1)], 4)
     assert bins_by_epoch(run) == [[4, 1, 0, 0, 0], [2, 1, 0, 1, 0]]
+
+
+def test_an_experts_row_is_no_response_of_figures_7_and_15_and_no_length(tmp_path: Path) -> None:
+    """Groups of three sampled responses of 10 tokens and an expert's solution: 0 correct, and later 1."""
+    expert = bytes([Outcome.GRADED] * 3 + [Outcome.EXPERT])
+    visits = [replace(result("a", rewards, step=1), outcomes=expert, num_tokens=30) for rewards in ("0001", "1001")]
+    settings = load_config(["luffy"], ["--algorithm.group_size=4", "--task.name=countdown"])
+    run: Any = SimpleNamespace(config=settings, sampled=[(step, [group]) for step, group in enumerate(visits, start=1)])
+    assert bins_by_epoch(run) == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    assert training_matrix([run]) == matrix_of([(0, 1)], 3)
+    assert response_lengths(run) == [(1, 10.0), (2, 10.0)]
 
 
 def test_chance_is_the_base_model_measured_by_another_seed(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from bapo.core.errors import ConfigError, RecordError
+from bapo.core.statistics import over_shared
 from bapo.core.types import GroupResult, Origin, Purpose
-from bapo.runtime.run_directory.curves import held_out_curves
+from bapo.runtime.run_directory.curves import held_out_curves, passed
 from studies.compare.accuracy import at_equal_responses, means_at
 from studies.compare.composition import gradient_norm, is_on_policy, last_entropy, last_length
 from studies.compare.gather import Compared, Measured, Method, against, contrasts, gather, remarks
 from studies.compare.tables import table_1, table_composition, table_equal_responses, table_settings
 from studies.ledger import Ledger, Spent, read_ledger, write_ledger
-from tests.support.run_rows import make_evaluation
+from tests.support.run_rows import easy_first, make_evaluation
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 STEPS = 4
@@ -316,3 +317,28 @@ def test_a_point_with_fewer_prompts_is_the_base_accuracy_plus_the_change_on_them
         pytest.approx(11 / 12 - 0.02),
         pytest.approx(11 / 12 + 0.02),
     )
+
+
+def test_pass_at_k_of_fewer_prompts_is_that_of_the_base_model_plus_the_change_on_them() -> None:
+    (curve,) = held_out_curves([passed(row, 2) for row in easy_first()])
+    assert curve.values == [3 / 4, 3 / 4]
+    # One of two responses drawn: p 1, q 1/2 later; 1 and 1 before.
+    (single,) = held_out_curves([passed(row, 1) for row in easy_first()])
+    assert single.values == pytest.approx([5 / 8, 5 / 8 - 1 / 4])
+
+
+def test_a_loss_on_easy_prompts_that_is_larger_than_the_mean_of_all_is_no_accuracy_below_zero() -> None:
+    """The base has 1/4 on all four prompts and 1 on the first one, which is lost: 1/4 - 1."""
+    base = make_evaluation("a", 1, 0.25, rewards={"p": [1.0], "q": [0.0], "r": [0.0], "s": [0.0]})
+    (curve,) = held_out_curves([base, make_evaluation("a", 5, 0.0, low=0.0, rewards={"p": [0.0]})])
+    assert (curve.values[1], curve.low[1], curve.high[1]) == (0.0, 0.0, pytest.approx(0.02))
+
+
+def test_two_measurements_over_shared_prompts_are_as_if_no_other_had_been_measured() -> None:
+    base, later = easy_first()
+    before, after = over_shared(base, later)
+    assert (before["accuracy"], before["num_prompts"], before["rewards"].keys()) == (1.0, 2, {"p", "q"})
+    # Wilson's interval of 2 of 2: 2 / (2 + 1.96^2) = .342 to 1.
+    assert (before["low"], before["high"]) == (pytest.approx(0.342, abs=1e-3), 1.0)
+    assert after is later
+    assert over_shared(base, make_evaluation("a", 5, 0.5)) == (base, make_evaluation("a", 5, 0.5))

@@ -24,6 +24,7 @@ from services.launcher.display.console import evaluation_line
 from services.launcher.display.summary import evaluation_summary, summary
 from services.launcher.display.table import accuracies
 from services.trackers.sender import measured
+from tests.support.run_rows import easy_first
 from tests.support.synthetic_runs import evaluation_row, write_run
 
 BEFORE = {"p": [0.1, 0.1, 0.0, 0.0], "q": [0.0, 0.0, 0.0, 0.0]}
@@ -84,6 +85,17 @@ def test_trackers_get_an_accuracy_only_for_rewards_of_zero_and_one(partial: RunD
     assert measured(partial.read_evaluations()[-1])["hard/mean_reward"] == pytest.approx(0.175)
     binary = measured(evaluation_row("easy", 1, {"p": "1000"}))
     assert (binary["easy/accuracy"], binary["easy/mean_reward"]) == (0.25, 0.25)
+
+
+def test_the_summary_of_a_stopped_run_is_over_the_prompts_that_were_measured_twice(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine-s1", evaluations=easy_first(sampling={"temperature": 1.0}))
+    (line,) = (line for line in drawn(summary(run, Config()), 120).splitlines() if line.startswith("easy"))
+    assert re.split(" {2,}", line.strip()) == [
+        "easy",
+        "100.0 % [34.2, 100.0]",
+        "75.0 % [73.0, 77.0]",
+        "-25.0 [-74.0, +24.0]",
+    ]
 
 
 def test_rounding_of_zero_and_one_is_no_partial_credit() -> None:

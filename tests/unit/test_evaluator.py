@@ -131,7 +131,11 @@ class FakeBuffer:
 
 
 def make_evaluator(
-    tmp_path: Path, buffer: FakeBuffer, task: TwoSplits | None = None, config: Config = CONFIG
+    tmp_path: Path,
+    buffer: FakeBuffer,
+    task: TwoSplits | None = None,
+    config: Config = CONFIG,
+    telemetry: Telemetry | None = None,
 ) -> tuple[Evaluator, RunDirectory]:
     run = RunDirectory.create(tmp_path / "run")
     ticks = iter(range(10_000))
@@ -140,7 +144,7 @@ def make_evaluator(
         task or TwoSplits(),
         buffer,
         run,
-        Telemetry(),
+        telemetry or Telemetry(),
         sleep=lambda _: None,
         now=lambda: 100.0 * next(ticks),
     )
@@ -160,6 +164,33 @@ def test_a_run_is_measured_before_between_and_after_and_then_the_evaluator_ends(
     first = buffer.asked["hard@12"][1]
     assert (first.request_id, first.group_size) == ("evaluate-000012-hard-00001", 4)
     assert (first.purpose, first.min_version) == (Purpose.EVALUATE, 12)
+
+
+class EasyFirst(FakeBuffer):
+    """Only the first prompt of a split is solved, always."""
+
+    def collect(self, label: str) -> list[Group]:
+        rewards = ["1111", *["0000"] * 4]
+        groups = zip(rewards, self.asked[label], strict=False)
+        return [make_group(rewards=own, prompt=one.prompt, version=one.min_version) for own, one in groups]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_gauges_of_fewer_prompts_are_those_of_the_base_model_plus_the_change(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    telemetry = Telemetry()
+    evaluator, run = make_evaluator(tmp_path, EasyFirst([Progress(step=0, policy_version=1)]), telemetry=telemetry)
+    evaluator.measure(Target(version=1, num_prompts=3, is_full=True))
+    if is_restarted:
+        telemetry = Telemetry()
+        ended = EasyFirst([Progress(step=41, policy_version=41)])
+        evaluator = Evaluator(CONFIG, TwoSplits(), ended, run, telemetry, sleep=lambda _: None)
+        evaluator.run()
+    evaluator.measure(Target(version=12, num_prompts=2))
+    names = {"bapo_eval_accuracy_ratio": {"split": "easy"}, "bapo_eval_passk_ratio": {"split": "easy", "k": "4"}}
+    found = [telemetry.registry.get_sample_value(name, labels) for name, labels in names.items()]
+    assert found == pytest.approx([1 / 3, 1 / 3])  # 1 of 2 is what was measured
 
 
 def test_a_split_has_its_own_number_of_responses_and_sampling(tmp_path: Path) -> None:

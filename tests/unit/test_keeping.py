@@ -26,7 +26,7 @@ from services.evaluator.plan import final_version, measurements_of, next_target
 from services.launcher.display.summary import summary
 from services.stalls import blocked_on
 from tests.support.learner import FakeBuffer, FakeFleet, FakeRecords, learner_config, make_test_learner, random_batch
-from tests.support.run_rows import make_evaluation, make_row
+from tests.support.run_rows import easy_first, make_evaluation, make_row
 from tests.unit.test_launcher_display import drawn
 from tests.unit.test_scheduler import STATUS
 
@@ -301,6 +301,19 @@ def test_the_card_of_a_model_says_which_weights_have_sampled_a_measurement() -> 
         "| easy": ["25.0 % [23.0, 27.0]", "50.0 % [48.0, 52.0] (sampled by the weights after steps 31 to 33)"],
         "| hard": ["not measured", "50.0 % [48.0, 52.0]"],
     }
+
+
+def test_the_card_compares_with_the_base_model_on_the_prompts_of_the_measurement() -> None:
+    card = model_card(
+        "me/it",
+        load_config([], []),
+        4,
+        [one | {"versions": [one["version"]] * 2} for one in easy_first()],
+        is_adapter=False,
+    )
+    (row,) = (line for line in card.splitlines() if line.startswith("| easy"))
+    # All 4 responses: Wilson's interval for 2 prompts begins at 2 / (2 + 1.96^2). The changes are 0 and -1/2.
+    assert row.split(" | ")[2:] == ["2 x 2", "100.0 % [34.2, 100.0]", "75.0 % [73.0, 77.0]", "-25.0 [-74.0, +24.0] |"]
 
 
 def refused(*arguments: str) -> str:

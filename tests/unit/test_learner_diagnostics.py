@@ -14,6 +14,7 @@ from bapo.core.sequences import group_columns, sequences_of
 from bapo.core.types import Origin, Outcome
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.shortfall import shortfall
 from learner.diagnostics.episode_report import (
     MAX_TOOLS,
     EpisodeReport,
@@ -21,7 +22,7 @@ from learner.diagnostics.episode_report import (
     episode_fields,
     episodes_of,
 )
-from learner.diagnostics.gauges import OF_EPISODES, show
+from learner.diagnostics.gauges import OF_EPISODES, PromptsSeen, show, show_groups
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.step_report import Meter, MinibatchResult, UpdateReport, metrics_row
 from learner.diagnostics.theorem_meter import Diagnosis
@@ -65,6 +66,32 @@ def test_a_row_says_how_many_groups_with_rewards_that_differ_trained_and_why_the
     row = metrics_row(replace(batch, results=results), report, policy_version=9, config=config, seconds={"step": 1.0})
     assert (row["num_informative"], row["num_informative_trained"]) == (4, 1)
     assert row["informative_left_out"] == {"filtered": 2, "stale": 1}
+
+
+def test_a_group_that_differs_by_its_experts_row_alone_trains_and_is_no_shortfall() -> None:
+    """LUFFY, B = 4: in each group the sampled responses are wrong and the expert's solution is right."""
+    config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
+    groups = [make_group(rewards="01", lengths=[1, 1], prompt_id=name, experts=[1]) for name in "abcd"]
+    batch = make_batch(groups=groups, step=10)
+    expert = bytes([Outcome.GRADED, Outcome.EXPERT])
+    batch = replace(batch, results=tuple(replace(result, birth=10, outcomes=expert) for result in batch.results))
+    report = UpdateReport(lr=1e-4, minibatches=(), num_tokens=0)
+    row = metrics_row(batch, report, policy_version=9, config=config, seconds={"step": 1.0})
+    assert (row["num_informative"], row["num_informative_trained"], row["informative_left_out"]) == (4, 4, {})
+    assert shortfall([row] * 5) == ""
+
+
+def test_gauges_count_correct_responses_without_those_of_an_expert() -> None:
+    telemetry = Telemetry(Process.LEARNER)
+    batch = make_batch(groups=[make_group(rewards="001", experts=[2])], step=10)
+    expert = bytes([Outcome.GRADED] * 2 + [Outcome.EXPERT])
+    batch = replace(batch, results=tuple(replace(result, birth=10, outcomes=expert) for result in batch.results))
+    show_groups(telemetry, batch)
+    bins = [{"bin": str(k), "purpose": "fresh"} for k in range(4)]
+    found = [telemetry.registry.get_sample_value("bapo_group_accuracy_groups", labels) for labels in bins]
+    assert found == [1.0, 0.0, 0.0, None]
+    PromptsSeen(telemetry).count(batch.results)
+    assert telemetry.registry.get_sample_value("bapo_prompts_unsolved") == 1.0
 
 
 def test_the_row_of_a_step_by_hand() -> None:

@@ -19,6 +19,7 @@ from services.trackers.base import TrackedRun, load_tracker, refuse_unusable, tr
 from services.trackers.mlflow import NO_NAME
 from services.trackers.sender import Sender, measured, numbers_of, send_run
 from tests.support.recorded_responses import text_row, token_row
+from tests.support.run_rows import easy_first
 
 EVALUATION = {
     "split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30,
@@ -226,6 +227,16 @@ def test_numbers_of_inner_maps_have_both_names_and_what_is_not_a_number_is_left_
     assert numbers_of(row) == {"seconds/batch": 2.0, "seconds/update/x": 0.5}
     binary = {"cd4/mean_reward": 0.25, "cd4/high": 0.3, "cd4/mean_tokens": 30.0, "cd4/accuracy": 0.25}
     assert measured({**EVALUATION, "low": None}) == binary
+
+
+def test_an_evaluation_of_fewer_prompts_is_sent_as_compared_with_the_base_model(run: RunDirectory) -> None:
+    for row in easy_first():
+        run.append_evaluation(row)
+    service = Service()
+    follow(run, service).send_new()
+    names = ("easy/accuracy", "easy/mean_reward", "easy/num_prompts")
+    sent = [(step, *(row[name] for name in names)) for step, row in service.rows if "easy/low" in row]
+    assert sent == [(0, 0.625, 0.625, 4.0), (4, 0.375, 0.375, 2.0)]
 
 
 # -- names and packages

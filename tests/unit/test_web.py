@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bapo.config.load import load_resolved
+from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError
-from bapo.core.types import GroupResult, Origin, Purpose
+from bapo.core.types import GroupResult, Origin, Outcome, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.recording import RecordedStep
 from services.dashboard.assets import answers
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.history import History
-from services.dashboard.overview import PromptVisits, table_ages
+from services.dashboard.overview import PromptVisits, held_out, table_ages
+from services.dashboard.prompts import PromptIndex, exported_prompts
 from services.dashboard.run_view import RunView
-from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_agent_run, write_rollout_run
+from tests.support.recorded_responses import GROUP, HOSTILE, LONG, text_row, write_agent_run, write_rollout_run
+from tests.support.run_rows import easy_first
 from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 CONFIG = Config.model_validate(
@@ -74,6 +78,33 @@ def test_a_rescued_prompt_names_what_trained_it_before_and_is_none_when_it_fails
     assert found["rescued"] == [0, 0, 2, 1]
 
 
+def test_an_experts_row_is_no_response_of_the_model() -> None:
+    """LUFFY with G = 4: three responses of 10 tokens, none correct at first, and the expert's."""
+    config = load_config(["luffy"], ["--algorithm.group_size=4", "--task.name=countdown"])
+    index, visits = PromptIndex(config), PromptVisits(config)
+    expert = bytes([Outcome.GRADED] * 3 + [Outcome.EXPERT])
+    for step, rewards in enumerate(("0001", "0011"), start=1):
+        group = replace(visit("a", rewards, step, origin=Origin.X1), outcomes=expert, num_tokens=30)
+        for fold in (index, visits):
+            fold.advance(RecordedStep(step=step, results=(group,), metrics=metrics_row(step)))
+    found = visits.columns(0)
+    assert found["bins"] == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    assert (found["unsolved"], found["attribution"][1]) == ([0, 1], {"x1": 1})
+    assert found["response_tokens"] == [10, 10]
+    assert [one.fresh for one in index.prompts()] == [[(1, 0), (2, 1)]]
+
+
+def test_a_supervised_step_counts_as_what_trained_a_newly_solved_prompt() -> None:
+    expert = bytes([Outcome.GRADED] * 3 + [Outcome.EXPERT])
+    config = load_config(["relift"], ["--algorithm.group_size=4", "--task.name=countdown"])
+    first, later = (replace(visit("a", rewards, step), outcomes=expert) for step, rewards in ((1, "0001"), (2, "1001")))
+    supervised = replace(first, origin=Origin.X3, kind="sft", rows=(3,), item="a@1:3")
+    visits = PromptVisits(config)
+    for step, groups in enumerate(((first, supervised), (later,)), start=1):
+        visits.advance(RecordedStep(step=step, results=groups, metrics=metrics_row(step)))
+    assert visits.columns(0)["attribution"][1] == {"x3": 1}
+
+
 def test_ages_are_those_of_the_replayed_tables() -> None:
     """a, c are hard from step 1 and are put in anew when they are seen again; sizes as the run recorded them."""
     fold = History(CONFIG)
@@ -111,6 +142,18 @@ def test_a_held_out_change_is_over_the_prompts_that_both_measurements_have(tmp_p
     # Each of the three prompts gains 1 of 4 responses.
     assert split["change"] == [None, [0.25, 0.25, 0.25], None]
     assert split["num_prompts"] == [4, 3, 1]
+
+
+def test_pass_at_k_during_a_run_is_that_of_the_base_model_plus_the_change_on_the_prompts_of_both() -> None:
+    (split,) = held_out(easy_first(interval="95%"))
+    assert (split["k"], split["passed"]) == (2, [0.75, 0.75])
+    assert split["accuracy"] == [0.625, 0.375]
+
+
+def test_pass_at_k_is_at_the_fewest_responses_where_measurements_differ_in_them() -> None:
+    rows = [evaluation_row("easy", 1, {"p": "10"}), evaluation_row("easy", 9, {"p": "1000"})]
+    # Two of four responses are drawn: 1 - C(3, 2) / C(4, 2) = 1/2.
+    assert [(split["k"], split["passed"]) for split in held_out(rows)] == [(2, [1.0, 0.5])]
 
 
 # -- following a run
@@ -280,6 +323,31 @@ def test_the_search_finds_ids_prompts_and_responses(view: RunView) -> None:
     assert hits("nothing of this") == []
     found = told(view, "search", text="here")
     assert (found["is_whole"], found["taken"], found["recorded"]) == (True, 1, 1)
+
+
+def test_a_long_text_is_searched_at_both_ends_and_is_counted_as_searched_in_part(tmp_path: Path) -> None:
+    run = write_rollout_run(tmp_path / "long")
+    middle = "begin " + "x " * 10_000 + "between " + "x " * 10_000 + "\\boxed{4711}"
+    edge = "y" * 9_998 + "cutoff" + "y" * 9_998  # 20,002 characters, of which "to" is in neither end
+    run.token_files.write(2, [[text_row(0, middle), text_row(1, edge), text_row(2, "z" * 20_000)]])
+    view = viewed(run)
+    while not view.is_complete:
+        view.refresh()
+    rows = {text: [hit["row"] for hit in told(view, "search", text=text)["hits"]] for text in ("4711", "begin 4711")}
+    assert rows == {"4711": [0], "begin 4711": [0]}
+    assert [told(view, "search", text=text)["hits"] for text in ("between", "cutoff", "cuto")] == [[]] * 3
+    found = told(view, "search", text="4711")
+    assert (found["num_cut"], found["end_chars"], found["has_all"]) == (2, 10_000, True)
+
+
+def test_an_exported_file_has_all_pages_of_the_prompts_that_it_includes() -> None:
+    index = PromptIndex(CONFIG)
+    index.advance(RecordedStep(step=1, results=tuple(visit(f"p{i}", "0110", 1) for i in range(301)), metrics=None))
+    whole_run: Any = SimpleNamespace(fold=lambda kind: index)
+    assert [query["offset"] for query in exported_prompts(whole_run) if "offset" in query] == [100, 200]
+    index = PromptIndex(CONFIG)
+    index.advance(RecordedStep(step=1, results=tuple(visit(f"p{i}", "0110", 1) for i in range(100)), metrics=None))
+    assert not [query for query in exported_prompts(whole_run) if "offset" in query]
 
 
 def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_that_ends_no_script(

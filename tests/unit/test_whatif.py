@@ -17,7 +17,7 @@ from bapo.cli.app import app
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from bapo.core.types import GroupResult, Origin, Purpose
+from bapo.core.types import GroupResult, Origin, Outcome, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.recording import RecordedStep, Recording, read_recording
 from bapo.whatif.explanation import explain, find_prompt, meanings
@@ -214,6 +214,18 @@ def test_each_prompt_of_the_trace_is_told_with_the_reason_of_its_groups(
 def test_a_group_that_trains_without_differing_rewards_says_so() -> None:
     flat = fresh_result("a", 8, 1, "informative", Origin.X1)
     assert sentence(recording_of([[flat]]), "a", 1).endswith("(all its rewards are equal: it has no advantage)")
+
+
+def test_a_group_is_not_called_flat_where_an_experts_row_or_a_stored_one_gives_it_an_advantage() -> None:
+    expert = bytes([Outcome.GRADED] * (G - 1) + [Outcome.EXPERT])
+    luffy = replace(
+        fresh_result("a", 1, 1, "informative", Origin.X1), rewards=(0.0,) * (G - 1) + (1.0,), outcomes=expert
+    )
+    assert "no advantage" not in sentence(recording_of([[luffy]]), "a", 1)
+    relift = replace(luffy, rows=tuple(range(G - 1)), item="a:sampled")
+    assert "no advantage" in sentence(recording_of([[relift]]), "a", 1)
+    supervised = replace(luffy, rows=(G - 1,), item="a:expert", kind="sft", origin=Origin.X3)
+    assert "no advantage" not in sentence(recording_of([[supervised]]), "a", 1)
 
 
 def test_a_late_group_names_the_step_of_its_request_and_partial_credit_is_told_as_rewards() -> None:

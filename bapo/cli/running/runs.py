@@ -20,6 +20,7 @@ from bapo.core.text import count, duration, percent
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.auth.token_store import set_of_run
 from bapo.runtime.run_directory.best import best_of, scope_of
+from bapo.runtime.run_directory.curves import as_compared, base_rows
 from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
@@ -45,7 +46,7 @@ class RunState:
     num_steps: int = 0
     accuracy: float | None = None
     """Mean reward of the latest evaluation, mean of the splits; None before the first. It is the accuracy where all
-    rewards are 0 or 1: `measures`."""
+    rewards are 0 or 1: `measures`. With fewer prompts than the base model's: that plus the change (`as_compared`)."""
     accuracies: Mapping[str, float] = field(default_factory=dict)
     """The same of each split."""
     measures: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +130,7 @@ def state_of(run: RunDirectory) -> RunState:
     state = (
         state_name(run, fields) if has_launcher else _external_state(metrics, last_step(metrics, config.run.num_steps))
     )
-    latest = [row for row in evaluations if row["version"] == evaluations[-1]["version"]]
+    latest = [row for row in _compared(evaluations) if row["version"] == evaluations[-1]["version"]]
     best = best_of(evaluations, config.evaluation.best_measure)
     return RunState(
         name=run.name,
@@ -212,9 +213,7 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
         yield "ended", f"after step {state.step}: {state.ended}"
     if state.best_mean is not None:
         yield "best", f"{state.best_split} after step {state.best_step}: {percent(state.best_mean)}{state.best_scope}"
-    for row in _latest_evaluations(run):
-        measure = measure_of(run.read_evaluations(), row["split"])
-        yield "held-out", f"{row['split']} {measure} {percent(row['accuracy'])} after step {row['step']}"
+    yield from _held_out(run.read_evaluations())
     if state.state in ("running", "starting"):
         for name, address in sorted((fields.get("addresses") or {}).items()):
             yield ADDRESSES.get(name, name), f"{address}/v1" if name == "agents_url" else address
@@ -227,8 +226,21 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
     yield "next", EXTERNAL if fields.get("status") is None and metrics else _next(run, state)
 
 
-def _latest_evaluations(run: RunDirectory) -> list[dict[str, Any]]:
-    return list({row["split"]: row for row in run.read_evaluations()}.values())
+def _compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows with accuracies that stand next to the base model's."""
+    bases = base_rows(evaluations)
+    return [as_compared(row, bases.get(row["split"])) for row in evaluations]
+
+
+def _held_out(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The latest measurement of each split."""
+    bases = base_rows(evaluations)
+    for row in {row["split"]: row for row in _compared(evaluations)}.values():
+        split, base = row["split"], bases.get(row["split"], row)
+        few = (row.get("num_prompts") or 0) < (base.get("num_prompts") or 0)
+        mean, step = f"{measure_of(evaluations, split)} {percent(row['accuracy'])}", f"after step {row['step']}"
+        how = f" (base model {percent(base['accuracy'])}; the change is of {row['num_prompts']} prompts)" if few else ""
+        yield "held-out", f"{split} {mean} {step}{how}"
 
 
 def _next(run: RunDirectory, state: RunState) -> str:

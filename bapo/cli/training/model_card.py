@@ -9,10 +9,11 @@ import bapo
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config, TaskConfig
 from bapo.core.correctness import measure_of
-from bapo.core.statistics import change
+from bapo.core.statistics import change, over_shared
 from bapo.core.text import with_interval
 from bapo.runtime.model_files import is_hub_id
 from bapo.runtime.run_directory.best import named_weights, sampled_after
+from bapo.runtime.run_directory.curves import base_rows
 
 LOAD_MODEL = """\
 ```python
@@ -102,15 +103,17 @@ def _results(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
         return f"The weights after step {step} were not measured on held-out data.\n"
     head = ("split", "measure", "prompts x responses", "base model", "this model", "change in points")
     table = "".join(f"| {' | '.join(row)} |\n" for row in (head, ("---",) * len(head), *rows))
-    return f"{table}\n95 % intervals in brackets; the change is paired over the prompts that both measurements have.\n"
+    return f"{table}\n95 % intervals in brackets; all of a row is over the prompts that both measurements have.\n"
 
 
 def _rows(evaluations: Sequence[Mapping[str, Any]], step: int) -> Iterator[tuple[str, ...]]:
-    base = {row["split"]: row for row in evaluations if row["version"] == 1}
+    base = base_rows(evaluations)
     own = {row["split"]: row for row in evaluations if row["version"] == step + 1}
-    for split, row in own.items():
-        before = base.get(split)
+    for split, measured in own.items():
+        before, row = base.get(split), measured
         found = change(before, row) if before else None
+        if before:  # during a run fewer prompts are measured, and the first may be easier than the others
+            before, row = over_shared(before, row)
         yield (
             split,
             measure_of(evaluations, split),

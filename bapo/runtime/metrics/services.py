@@ -35,12 +35,13 @@ SCHEDULER = (
 EVALUATOR = (
     Metric(
         "bapo_eval_accuracy_ratio", "gauge",
-        "Held-out mean reward, by split: the accuracy where all rewards are 0 or 1.",
+        "Held-out mean reward, by split: the accuracy where all rewards are 0 or 1. "
+        "With fewer prompts than the base model's: that plus the change on them.",
         "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
     ),
     Metric(
         "bapo_eval_passk_ratio", "gauge",
-        "pass@k: fraction of held-out prompts with a correct response (reward 1) among k.",
+        "pass@k: fraction of held-out prompts with a correct response (reward 1) among k; with fewer prompts as above.",
         "run/Evaluation", (Process.EVALUATOR,), (SPLIT, Label("k")),
     ),
     Metric(

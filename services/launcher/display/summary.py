@@ -14,7 +14,7 @@ from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.core.correctness import ACCURACY, MEAN_REWARD, PASSES, mean_pass_at_k, measure_of, pass_sizes
 from bapo.core.reward_details import shown_details
-from bapo.core.statistics import change
+from bapo.core.statistics import change, over_shared
 from bapo.core.text import count, duration, percent, with_interval
 from bapo.core.types import num_sampled
 from bapo.runtime.run_directory.best import best_first, measured, scope_of
@@ -273,6 +273,7 @@ def over_best_base(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         bases = [row for row in versions if row["split"].rpartition("@")[0] == split]
         if bases:
             best = max([first, *bases], key=lambda row: float(row["accuracy"]))
+            best, last = over_shared(best, last)
             temperatures = [row["sampling"]["temperature"] for row in (last, best)]
             where = "" if temperatures[0] == temperatures[1] else f" at temperature {temperatures[1]:g}"
             yield (
@@ -286,14 +287,15 @@ def _before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> RenderableTyp
     for name in ("held-out", "before", "after", "change in points"):
         table.add_column(name, overflow="fold")
     moved = {split for split, _, _ in changes(evaluations)}
-    for split, first, last in changes(evaluations):
+    shared = [(split, *over_shared(first, last)) for split, first, last in changes(evaluations)]
+    for split, first, last in shared:
         table.add_row(split, with_interval(first), with_interval(last), change_text(first, last))
     for row in evaluations:
         if row["split"] not in moved:
             table.add_row(row["split"], with_interval(row), "not evaluated", "")
     measure = measure_of(evaluations)
-    caption = f"{measure}, 95 % intervals in brackets; the change is over the prompts common to both evaluations"
-    passed = _passed([one for _, *both in changes(evaluations) for one in both]) if measure == MEAN_REWARD else ()
+    caption = f"{measure}, 95 % intervals in brackets, over the prompts common to both evaluations"
+    passed = _passed([one for _, *both in shared for one in both]) if measure == MEAN_REWARD else ()
     lines = (Text(line) for line in over_best_base(evaluations))
     return Group(table, *lines, Text(caption, "bright_black"), *passed)
 

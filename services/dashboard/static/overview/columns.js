@@ -43,6 +43,13 @@ export function indexOf(steps, step) {
   return index;
 }
 
+/** Index of the newest step up to `index` that has a value in one of these columns; -1 without one. */
+export function newestWith(steps, names, index) {
+  const columns = names.map((name) => column(steps, name));
+  while (index >= 0 && !columns.some((values) => (values[index] ?? null) !== null)) index -= 1;
+  return index;
+}
+
 /** [size][size] prompts by (bin at the first visit, bin at the last one up to this step). */
 export function matrixAt(steps, index, size) {
   const cells = new Array(size * size).fill(0);

@@ -173,13 +173,13 @@ function heldOut(grid) {
 function passAtK(grid) {
   return chartCard(grid, {
     title: "pass@k", id: "pass-at-k", height: 220,
-    note: "Share of held-out prompts with at least one correct response (reward 1) in k samples. Accuracy that rises while pass@k does not is sharpening: the model only repeats what it could already solve.",
+    note: "Share of held-out prompts with at least one correct response (reward 1) in k samples. Accuracy that rises while pass@k does not is sharpening: the model only repeats what it could already solve. Points with fewer prompts are the base model’s value plus the change on these prompts.",
     empty: "Evaluated with one response per prompt: set evaluation.num_samples to 2 or more.",
     draw({ held, steps, index, length }) {
-      const known = held.filter((split) => split.num_samples > 1);
+      const known = held.filter((split) => split.k > 1);
       if (!known.length) return null;
       const step = length ? steps.step[index] : 0;
-      const name = (split) => `${split.split} pass@${split.num_samples}`;
+      const name = (split) => `${split.split} pass@${split.k}`;
       const now = (split) => split.step.findLastIndex((at) => at <= step);
       return {
         summary: `${known.map((split) => `${name(split)}: ${percent(split.passed[0])} before, ${percent(split.passed[Math.max(0, now(split))])} after step ${split.step[Math.max(0, now(split))]}`).join("; ")}.`,
@@ -188,7 +188,7 @@ function passAtK(grid) {
           yAxis: { type: "value", min: 0, name: "prompts", axisLabel: { formatter: "{value} %" } },
           series: known.map((split, i) => line(name(split), split.step, split.passed.map((value) => 100 * value), `series-${(i % 6) + 1}`, { ...marked, sampling: undefined, markLine: i ? undefined : atStep(step) })),
         },
-        table: () => ({ header: ["split and step", "pass@k", "k"], rows: known.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.passed[k]), count(split.num_samples)])) }),
+        table: () => ({ header: ["split and step", "pass@k", "k"], rows: known.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.passed[k]), count(split.k)])) }),
       };
     },
   });

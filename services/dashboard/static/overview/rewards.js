@@ -1,7 +1,7 @@
 // Cards of the components of the reward, and of facts that reward functions report. Hidden in runs without them.
 
 import { atStep, chartCard, line, shownIf, stepAxis } from "bapo/app/charts.js";
-import { count, decimal } from "bapo/app/format.js";
+import { count, decimal, plural } from "bapo/app/format.js";
 import { column, measuredAt } from "bapo/overview/columns.js";
 
 const TONES = ["series-1", "series-2", "series-3", "series-4", "series-5", "series-6"];
@@ -23,7 +23,7 @@ function namedCard(grid, { key, title, id, note, y }) {
       const found = byName(steps, key);
       if (!length || !found.length) return null;
       const step = steps.step[index];
-      const measured = measuredAt(held, step).filter((one) => one[key]).map((one) => ` Held out ${one.split}, after step ${one.step}: ${inWords(one[key])}.`);
+      const measured = measuredAt(held, step).filter((one) => one[key]).map((one) => ` Held out ${one.split}, after step ${one.step}, mean over ${plural(one.num_prompts, "prompt")}: ${inWords(one[key])}.`);
       return {
         summary: `Step ${step}: ${inWords(column(steps, key)[index]) || "no fresh group"}.${measured.join("")}`,
         option: {

@@ -2,7 +2,7 @@
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
 import { count, decimal, plural } from "bapo/app/format.js";
-import { column } from "bapo/overview/columns.js";
+import { column, newestWith } from "bapo/overview/columns.js";
 
 const ORIGINS = ["x1", "x2", "x3"];
 const BOUND = { origin: 0, groups: 1, gain: 2, theta: 3, current: 4, paper: 5, paperVacuous: 6, tight: 7, tightVacuous: 8 };
@@ -14,10 +14,13 @@ function meter(grid, { title, note, prefix, id, limit, isBelow, y }) {
       const known = ORIGINS.filter((name) => column(steps, `${prefix}_${name}`).some((value) => value !== null));
       if (!length || !known.length) return null;
       const worst = run[limit];
-      const values = known.map((name) => [name.toUpperCase(), steps[`${prefix}_${name}`][index]]);
+      const at = newestWith(steps, known.map((name) => `${prefix}_${name}`), index); // with diagnostics.every > 1 not every step has values
+      const values = known.map((name) => [name.toUpperCase(), at < 0 ? null : steps[`${prefix}_${name}`][at]]);
       const past = values.filter(([, value]) => value !== null && (isBelow ? value < worst : value > worst)).map(([name]) => name);
       return {
-        summary: `Step ${steps.step[index]}: ${values.map(([name, value]) => `${name} ${decimal(value)}`).join(", ")}; ${past.length ? `${past.join(" and ")} past the limit` : "within the limit"} of ${decimal(worst)}.`,
+        summary: at < 0
+          ? `Not measured up to step ${steps.step[index]}.`
+          : `${at < index ? "Last measured in step" : "Step"} ${steps.step[at]}: ${values.map(([name, value]) => `${name} ${decimal(value)}`).join(", ")}; ${past.length ? `${past.join(" and ")} past the limit` : "within the limit"} of ${decimal(worst)}.`,
         option: {
           xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "share", ...y },
           series: [

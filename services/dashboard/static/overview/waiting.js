@@ -15,28 +15,34 @@ const PHASES = [
 ];
 const WINDOW = 20;
 
+const BESIDES = "checkpoint_s";
+
+/** Seconds of every step with its checkpoint, which step_s does not contain; null where unknown. */
+export const wholes = (steps) => column(steps, "step_s").map((own, i) => (own === null ? null : own + (column(steps, BESIDES)[i] ?? 0)));
+
 /** Seconds of each phase of every step, and what is left of the step. */
 export function phases(steps) {
   const known = PHASES.map(([name, words, tone]) => ({ words, tone, values: column(steps, name).map((value) => value ?? 0) }));
-  const left = column(steps, "step_s").map((total, i) => Math.max(0, (total ?? 0) - sum(known.map(({ values }) => values[i]))));
+  const left = wholes(steps).map((total, i) => Math.max(0, (total ?? 0) - sum(known.map(({ values }) => values[i]))));
   return [...known, { words: "everything else", tone: "even", values: left }];
 }
 
 function time(grid) {
   return chartCard(grid, {
     title: "Step time by phase", id: "phases", wide: true, height: 260,
-    note: "Seconds of the learner's step by phase.",
+    note: "Seconds of the learner's step and of its checkpoint, by phase.",
     draw({ steps, index, length }) {
       if (!length || !column(steps, "step_s").some((value) => value !== null)) return null;
       const parts = phases(steps);
       const from = Math.max(0, index - WINDOW + 1);
-      const share = (values) => sum(values.slice(from, index + 1)) / (sum(steps.step_s.slice(from, index + 1)) || 1);
+      const totals = wholes(steps).slice(from, index + 1);
+      const share = (values) => sum(values.slice(from, index + 1)) / (sum(totals) || 1);
       const waits = share(parts[0].values);
       const groups = sum(column(steps, "new_groups").slice(from, index + 1));
       const per = (name) => duration(groups ? sum(column(steps, name).slice(from, index + 1)) / groups : null);
       const who = waits > 0.3 ? "the workers are the bottleneck" : waits < 0.05 ? "the learner is the bottleneck" : "learner and workers are near balance";
       return {
-        summary: `Of the last ${plural(index - from + 1, "step")}, ${duration(mean(steps.step_s.slice(from, index + 1)))} each, ${percent(waits)} went into waiting for the batch: ${who}. A new group took ${per("sample_s")} to sample and ${per("grade_s")} to grade.`,
+        summary: `Of the last ${plural(index - from + 1, "step")}, ${duration(mean(totals))} each, ${percent(waits)} went into waiting for the batch: ${who}. A new group took ${per("sample_s")} to sample and ${per("grade_s")} to grade.`,
         option: {
           xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "seconds" },
           series: parts.map(({ words, tone, values }, i) => line(words, steps.step, values, tone, { stack: "time", sampling: undefined, showSymbol: false, step: "middle", lineStyle: { width: 0 }, areaStyle: { color: colour(tone), opacity: 0.85 }, markLine: i ? undefined : atStep(steps.step[index]) })),

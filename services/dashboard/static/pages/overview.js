@@ -134,13 +134,14 @@ function tilesOf({ steps, index, length, run, held }) {
   const at = (name) => column(steps, name)[index] ?? null;
   const upTo = (name) => column(steps, name).slice(0, index + 1);
   const recent = (name, end = index + 1) => mean(column(steps, name).slice(Math.max(0, end - WINDOW), end));
-  const left = recent("step_s") * (run.num_steps - at("step"));
+  const pace = recent("step_s");
+  const isLast = at("step") >= run.num_steps;
   const reward = recent("reward_mean");
   const before = index >= WINDOW ? recent("reward_mean", index + 1 - WINDOW) : null;
   const [split] = length ? measuredAt(held, at("step")) : [];
   const stale = column(steps, "staleness_x1_max");
   return [
-    ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, run.ended ? "ended early" : at("step") < run.num_steps ? `${duration(left)} left, ${duration(recent("step_s"))} per step` : `${duration(recent("step_s"))} per step`, null],
+    ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, run.ended ? "ended early" : pace === null ? null : `${isLast ? "" : `${duration(pace * (run.num_steps - at("step")))} left, `}${duration(pace)} per step`, null],
     ["Mean reward", decimal(reward), before === null ? `last ${plural(Math.min(WINDOW, index + 1), "step")}` : `${signed(reward - before)} over ${WINDOW} steps`, smooth(upTo("reward_mean"))],
     split
       ? [`Held-out ${split.split}, ${split.measure}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model${run.best?.split === split.split ? bestOf(run.best, at("step")) : ""}` : "base model", held[0].accuracy.slice(0, split.index + 1)]

@@ -52,12 +52,13 @@ function mount(root, shell, here) {
       return false;
     }
     if ((params.get("text") ?? "") !== text) return true;
-    if (!changed(["search", text, answer.hits, answer.has_all, answer.taken, answer.recorded])) return !answer.is_whole || !answer.is_complete;
+    if (!changed(["search", text, answer.hits, answer.has_all, answer.taken, answer.recorded, answer.num_cut])) return !answer.is_whole || !answer.is_complete;
     shell.announce(`${answer.hits.length} found`);
     const notes = [
-      answer.is_exported ? "In an exported file only the ids of the included prompts are searched." : `Texts of ${count(answer.taken)} of ${plural(answer.recorded, "recorded step")} are searched.`,
+      answer.is_exported ? `In an exported file only ids of prompts are searched: of ${count(answer.included)} of ${plural(answer.total, "prompt")}, the last seen.` : `Texts of ${count(answer.taken)} of ${plural(answer.recorded, "recorded step")} are searched.`,
       answer.has_all ? null : "There are more matches; refine the search.",
       !answer.is_exported && !answer.recorded ? "This run has no token records, so only ids are searched: set diagnostics.token_records to record them." : null,
+      answer.num_cut ? `Of ${plural(answer.num_cut, "longer text")} only the first and the last ${count(answer.end_chars)} characters are searched.` : null,
       answer.is_full ? "The index is full: texts of later steps are not included." : null,
     ];
     results.replaceChildren(
@@ -129,10 +130,23 @@ function mount(root, shell, here) {
   };
 }
 
+/** Search in the ids of all prompts of the file, which has a few pages of them. */
 async function searchExported(source, text) {
-  const { prompts } = await source.get("prompts");
-  const hits = prompts.filter((p) => p.id.toLowerCase().includes(text.toLowerCase())).map((p) => ({ kind: "prompt", id: p.id, step: p.last_step, row: 0, snippet: p.id }));
-  return { hits, has_all: true, is_whole: true, is_complete: true, is_exported: true, taken: 0, recorded: 0, is_full: false };
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const included = [];
+  let total = 0;
+  try {
+    do {
+      const page = await source.get("prompts", { offset: included.length || null });
+      included.push(...page.prompts);
+      total = page.total;
+    } while (included.length < total);
+  } catch (error) {
+    if (!(error instanceof NotExported) || !included.length) throw error;
+  }
+  const found = included.filter((p) => words.every((word) => p.id.toLowerCase().includes(word)));
+  const hits = found.map((p) => ({ kind: "prompt", id: p.id, step: p.last_step, row: 0, snippet: p.id }));
+  return { hits, has_all: true, is_whole: true, is_complete: true, is_exported: true, included: included.length, total, taken: 0, recorded: 0, is_full: false, num_cut: 0 };
 }
 
 export default { name: "prompts", title: "Prompts", order: 2, mount };
