@@ -162,6 +162,12 @@ class Compared:
         first = dict.fromkeys(row["split"] for row in runs[0].evaluations)
         return tuple(split for split in first if all(run.rows(split) for run in runs))
 
+    @property
+    def own_splits(self) -> tuple[str, ...]:
+        """Those at their own temperature. `SPLIT@0.3` has the same prompts, and is measured only before and after
+        training: a mean over both counts prompts twice, and has no points in between."""
+        return tuple(split for split in self.splits if "@" not in split)
+
 
 def gather(paths: Sequence[str | Path]) -> Compared:
     """Runs, or one study, as methods.
