@@ -50,7 +50,7 @@ def export(
     in PEFT's format, or with --merged the model in `model.dtype`.
 
     A run does this for its last step. transformers and vLLM load the folder; PEFT loads an adapter. An upload uses the
-    token of HF_TOKEN or hf auth login.
+    token of HF_TOKEN or hf auth login, and replaces the weights of an earlier one.
 
     Examples:
 
