@@ -186,6 +186,8 @@ def gather(paths: Sequence[str | Path]) -> Compared:
 def read_run(path: str | Path) -> Measured:
     directory = RunDirectory.open(path)
     config = load_recorded(directory.config_path)
+    if config.sft is not None:
+        raise ConfigError(f"run {directory.path} is supervised fine-tuning: it has no rewards to compare")
     metrics = directory.read_metrics(whole=True)
     if not metrics:
         raise ConfigError(f"run {directory.path} has no finished step yet: nothing to compare")

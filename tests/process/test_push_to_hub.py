@@ -84,7 +84,7 @@ STALE = {
     "adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json",
     "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
 }  # fmt: skip
-"""Of an adapter, and of a model in several files: transformers would load them with, or instead of, model.safetensors."""
+"""Of an adapter and of a model in several files: transformers would load them with model.safetensors, or instead."""
 
 
 def test_weights_of_an_earlier_upload_leave_and_other_files_stay(run: RunDirectory, hub: FakeHub) -> None:

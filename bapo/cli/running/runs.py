@@ -12,6 +12,7 @@ import typer
 
 from bapo.cli.arguments import RunOrLatest, open_run, started_line
 from bapo.cli.buffer.target import AsJson, facts, make_console, print_json, table
+from bapo.cli.running.fine_tuning import fine_tuning_lines
 from bapo.config.load import load_resolved
 from bapo.config.tree import RunConfig
 from bapo.core.correctness import ACCURACY, measure_of
@@ -44,8 +45,8 @@ class RunState:
     step: int = 0
     num_steps: int = 0
     accuracy: float | None = None
-    """Mean reward of the latest evaluation, mean of the splits; None before the first. It is the accuracy where all
-    rewards are 0 or 1: `measures`."""
+    """Mean reward of the latest evaluation, mean of the splits at their own temperature; None before the first. It is
+    the accuracy where all rewards are 0 or 1: `measures`."""
     accuracies: Mapping[str, float] = field(default_factory=dict)
     """The same of each split."""
     measures: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +75,7 @@ def runs(
     """List the runs of a folder, latest first: state, step, held-out result, web page.
 
     States: running, finished, stopped (by Ctrl-C or bapo stop) and crashed; a stopped or crashed run can be resumed
-    with bapo train --resume RUN.
+    with bapo train --resume RUN, one of bapo sft with bapo sft --resume RUN.
 
     Examples:
 
@@ -110,7 +111,12 @@ def status(run: RunOrLatest = "latest", as_json: AsJson = False) -> None:
         metrics = directory.read_metrics()
         print_json({**asdict(state), "latest": metrics[-1] if metrics else None, "run": fields})
         return
-    make_console().print(facts(list(_status_lines(directory, state, fields))))
+    config = load_resolved(directory.config_path)
+    if config.sft is not None:
+        lines = fine_tuning_lines(directory, config, state.state, directory.read_metrics())
+    else:
+        lines = _status_lines(directory, state, fields)
+    make_console().print(facts(list(lines)))
 
 
 def run_directories(root: str | Path) -> list[RunDirectory]:
@@ -130,6 +136,7 @@ def state_of(run: RunDirectory) -> RunState:
         state_name(run, fields) if has_launcher else _external_state(metrics, last_step(metrics, config.run.num_steps))
     )
     latest = [row for row in evaluations if row["version"] == evaluations[-1]["version"]]
+    own = [row for row in latest if "@" not in row["split"]]
     best = best_of(evaluations, config.evaluation.best_measure)
     return RunState(
         name=run.name,
@@ -137,7 +144,7 @@ def state_of(run: RunDirectory) -> RunState:
         state=state,
         step=int(metrics[-1]["step"]) if metrics else 0,
         num_steps=config.run.num_steps,
-        accuracy=sum(row["accuracy"] for row in latest) / len(latest) if latest else None,
+        accuracy=sum(row["accuracy"] for row in own) / len(own) if own else None,
         accuracies={row["split"]: row["accuracy"] for row in latest},
         measures={row["split"]: measure_of(evaluations, row["split"]) for row in latest},
         ended=ended_early(metrics) or None,
