@@ -59,7 +59,8 @@ def test_the_card_says_on_which_conversations_the_model_was_fine_tuned() -> None
 
 
 def test_the_card_of_reinforcement_learning_is_none_of_fine_tuning() -> None:
-    head = model_card("me/it", load_config(["grpo"], ["--run.num_steps=9"]), 8, [], is_adapter=False).partition("## Configuration")[0]
+    config = load_config(["grpo"], ["--run.num_steps=9"])
+    head = model_card("me/it", config, 8, [], is_adapter=False).partition("## Configuration")[0]
     assert "- reinforcement-learning\n---" in head
     assert "- method: `grpo`, 8 of 9 learner steps of " in head
 
