@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from bapo.cli.app import app
 from bapo.cli.training.model_card import model_card
 from bapo.cli.training.sft import DEFAULTS
-from bapo.config.load import dump_toml, load_config
+from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -104,3 +105,60 @@ def test_tables_of_rewards_refuse_it(tmp_path: Path) -> None:
     assert "is supervised fine-tuning" in refused("watch", str(run.path))
     with pytest.raises(ConfigError, match="it has no rewards to compare"):
         gather([run.path])
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Config]]:
+    """What `bapo sft` of 40 conversations prints, and the config of its run; the learner does not start."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 40)
+    monkeypatch.setattr("bapo.cli.training.sft._learn", lambda run: None)
+
+    def call(text: str, *arguments: str) -> tuple[str, Config]:
+        (tmp_path / "own.toml").write_text(text)
+        command = ["sft", "chats.jsonl", "own.toml", "--algorithm.batch_size", "4", "--run.name", "it", *arguments]
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        return result.stdout, load_resolved("outputs/it/config.toml")
+
+    return call
+
+
+FILE = """
+[run]
+num_steps = 500
+name = "rl"
+[learner]
+lr = 3e-5
+warmup_steps = 8
+minibatch_size = 4
+[model]
+dtype = "bfloat16"
+"""
+
+
+def test_settings_of_a_file_that_are_not_taken_are_said_in_one_line(made: Callable[..., tuple[str, Config]]) -> None:
+    said, config = made(FILE)
+    assert said.splitlines()[-1] == (
+        "bapo sft does not take from own.toml: run.num_steps = 500 (here 10), learner.lr = 3e-05 (here 1e-05), "
+        "learner.warmup_steps = 8 (here 1); set on the command line what you want"
+    )
+    learner = config.learner
+    assert (learner.lr, learner.warmup_steps, config.run.num_steps, config.model.dtype) == (1e-5, 1, 10, "bfloat16")
+
+
+def test_what_the_command_line_sets_is_taken_and_not_said(made: Callable[..., tuple[str, Config]]) -> None:
+    said, config = made(FILE, "--learner.lr=3e-5", "--learner.warmup_steps=8", "--model.path=acme/base-1b")
+    assert "from own.toml: run.num_steps = 500 (here 10); set" in said
+    assert (config.learner.lr, config.learner.warmup_steps) == (3e-5, 8)
+
+
+def test_of_the_complete_config_of_a_run_nothing_is_said(made: Callable[..., tuple[str, Config]]) -> None:
+    said, config = made(dump_toml(load_config(["grpo"], [])))
+    assert "does not take" not in said
+    assert config.learner.lr == 1e-5
+
+
+def test_what_it_sets_itself_is_refused_under_each_of_its_names(made: Callable[..., tuple[str, Config]]) -> None:
+    for name in ("run.num_steps", "run.T"):
+        with pytest.raises(ConfigError, match="itself: give --epochs"):
+            made("", f"--{name}=7")

@@ -1,7 +1,6 @@
-"""Remove a checkpoint of RUN/checkpoints, but no model that was exported from it.
+"""Remove a checkpoint of RUN/checkpoints, but no model that was exported from it: `bapo export` said where it is.
 
-    step-000030/state.json, learner/, ...     leave: a folder without state.json is not a checkpoint
-    step-000030/hf, adapter                   stay where `bapo export` said that they are
+What stays has no state.json, so it is not a checkpoint.
 """
 
 from __future__ import annotations
