@@ -25,7 +25,7 @@ from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
-"""`status` in run.json -> displayed state; other values depend on whether the launcher is alive."""
+"""`RunDirectory.status` -> displayed state; other values are shown as they are."""
 EXTERNAL_LIVE_S, EXTERNAL_LIVE_STEPS = 300.0, 3
 """A run of separately started processes counts as running when its latest step is not older than the longer of this
 time and this many times what that step took."""
@@ -160,11 +160,9 @@ def state_of(run: RunDirectory) -> RunState:
 def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
     """The state of a run in one word."""
     recorded = fields.get("status")
-    if recorded is None:
-        return "created"
-    if recorded not in UNDER_WAY:
-        return STATES.get(str(recorded), str(recorded))
-    return str(recorded) if run.is_under_way else "crashed"
+    if recorded in UNDER_WAY:
+        recorded = run.status
+    return "created" if recorded is None else STATES.get(str(recorded), str(recorded))
 
 
 def _external_state(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> str:
