@@ -32,7 +32,7 @@ from bapo.core.errors import BapoError, ConfigError, DeadlineError
 from bapo.function_file import Rewards, named
 from bapo.runtime.process import dying_with_parent
 from bapo.runtime.run_directory.files import Lines, storing
-from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import MetricsRow
 
 POLL_S = 0.2
@@ -130,8 +130,9 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Of run.json: starting, running, finished, interrupted or failed."""
-        return str(self._run.read_run().get("status", "created"))
+        """Of run.json: starting, running, finished, interrupted or failed, also of a launcher that was killed; created
+        before the first start."""
+        return self._run.status or "created"
 
     @property
     def is_running(self) -> bool:
@@ -150,13 +151,16 @@ class Run:
     def wait(self) -> str:
         """Until the run has ended; its status, "finished" or "interrupted". Ctrl-C stops the run.
 
-        Raises: ConfigError or BapoError with the launcher's message if the run has failed.
+        Raises: ConfigError or BapoError with the launcher's message if the run has failed, also of a run that was
+            started elsewhere.
         """
         with self._stopped_by_interrupt():
             while self.is_running:
                 time.sleep(POLL_S)
         if self._launcher:
             self._launcher.check(self.path)
+        elif self.status == "failed":
+            raise _recorded_failure(self._run)
         return self.status
 
     def stop(self, timeout_s: float = STOP_S) -> None:
@@ -220,9 +224,24 @@ class Launcher:
         code = self.process.returncode
         if code in (0, INTERRUPTED):
             return
-        text = self.said.strip().removeprefix("error: ")
-        kind = ConfigError if code == ConfigError.exit_code else BapoError
-        raise kind(f"run {path} has failed with exit code {code}:\n{text}")
+        raise _failure(path, code, self.said)
+
+
+def _failure(path: Path, code: int, text: str) -> BapoError:
+    kind = ConfigError if code == ConfigError.exit_code else BapoError
+    return kind(f"run {path} has failed with exit code {code}:\n{text.strip().removeprefix('error: ')}")
+
+
+def _recorded_failure(run: RunDirectory) -> BapoError:
+    """As run.json has it; a launcher that was killed left no reason there."""
+    fields = run.read_run()
+    if fields.get("status") in UNDER_WAY:
+        pid = fields.get("pid")
+        return BapoError(f"run {run.path} has failed: its launcher (pid {pid}) was killed; see bapo status {run.path}")
+    code = fields.get("exit_code")
+    return _failure(
+        run.path, code if isinstance(code, int) else BapoError.exit_code, str(fields.get("message") or "no reason")
+    )
 
 
 def _start(run: RunDirectory) -> Launcher:

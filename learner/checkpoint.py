@@ -6,7 +6,8 @@
     alpha.safetensors       the weights of the workers (a hard link to the published file)
     buffer.bin              the buffer service's snapshot: data position, B_bad, B_high, queues
     state.json              step, counters, canary; written last: a folder without it is not a checkpoint
-    hf/                     the model in Hugging Face format: of the last step, or by `bapo export` (export.py)
+    hf/                     the model in Hugging Face format: of the last step, or by `bapo export` (export.py); with
+                            LoRA also adapter/. They stay when the checkpoint is removed
 
 A checkpoint is written to `step-000010.partial` and renamed when complete, so a crash or a full disk leaves the older
 ones intact. Every rank writes its shards in the background; the ranks agree after a step that all are on the disk,
@@ -21,7 +22,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from bapo.core.errors import ConfigError, StorageError, WeightMismatchError
 from bapo.core.types import Canary
 from bapo.runtime.adapter_file import Adapter
 from bapo.runtime.run_directory.files import storing, to_disk
+from bapo.runtime.run_directory.pruning import remove_checkpoint
 from learner.distributed.shard_files import (
     MODEL,
     OPTIMIZER,
@@ -185,7 +187,7 @@ class CheckpointWriter:
             for step in steps[: -self._config.checkpoint.keep_last]:
                 if step in kept:
                     continue
-                _remove(self._folder / f"step-{step:06d}")
+                remove_checkpoint(self._folder / f"step-{step:06d}")
                 log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
 
 
@@ -294,15 +296,6 @@ def complete_steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, in order."""
     found = folder.glob("step-[0-9]*/state.json")
     return sorted(int(path.parent.name.removeprefix("step-")) for path in found if path.parent.suffix != ".partial")
-
-
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint such that a kill leaves nothing that looks complete (see `RunDirectory.truncate_after`)."""
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with suppress(OSError):
-        os.replace(folder, partial)
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

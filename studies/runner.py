@@ -25,6 +25,7 @@ from bapo.runtime.process import Interrupts, dying_with_parent
 from bapo.runtime.run_directory.best import best_steps, measured
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.pruning import remove_checkpoint
 from studies.plan import PlannedRun, Study
 from studies.state import FINISHED, Results, State, StudyRun, inspect_run
 
@@ -275,13 +276,13 @@ def reason_of(run: PlannedRun, log_path: Path) -> str:
 
 def tidy(run: RunDirectory) -> None:
     """Remove what only a continuation or `bapo replay` would need: records, logs, the newest checkpoint and those of
-    `checkpoint.keep_best` stay."""
+    `checkpoint.keep_best` stay, and models that were exported."""
     for folder in NOT_KEPT:
         shutil.rmtree(run.path / folder, ignore_errors=True)
     config, steps = load_resolved(run.config_path), run.checkpoint_steps()
     found = measured(run.read_evaluations(), config.evaluation.best_measure)
     for step in set(steps[:-1]) - best_steps(found, steps, config.checkpoint.keep_best):
-        shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)
+        remove_checkpoint(run.checkpoint_dir(step))
 
 
 def plan_lines(study: Study, found: Sequence[StudyRun], estimates: Estimates, parallel: int) -> Iterator[str]:

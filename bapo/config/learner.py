@@ -74,7 +74,7 @@ class CheckpointConfig(Frozen):
     every: int = Field(10, ge=1)
     """Steps. A checkpoint has weights, optimizer, data position and buffer."""
     keep_last: int = Field(3, ge=1)
-    """Older checkpoints are deleted."""
+    """Older checkpoints are deleted, but not models exported from them."""
     keep_best: int = Field(0, ge=0)
     """Also keep this many checkpoints that measured best by `evaluation.best_measure`, written after each measured
     step."""

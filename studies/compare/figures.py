@@ -145,7 +145,7 @@ def held_out(compared: Compared) -> str:
 
 def pairs(compared: Compared) -> Drawn:
     """Figure 5: each method next to the reference, and BAPO next to DAPO where both are there."""
-    splits, chosen = compared.splits, [(one.method, one.reference) for one in contrasts(compared)]
+    splits, chosen = compared.own_splits, [(one.method, one.reference) for one in contrasts(compared)]
     if not splits or not chosen:
         return "requires two methods with held-out evaluations"
     panels = {f"{a.label} - {b.label}": [average_accuracy(m, splits) for m in (a, b)] for a, b in chosen}
@@ -155,7 +155,7 @@ def pairs(compared: Compared) -> Drawn:
 def ablations(compared: Compared) -> Drawn:
     """Figure 6: variants of BAPO by what they change."""
     whole = [method for method in compared.methods if method.config.algorithm.composer == "bapo"]
-    if not compared.splits or len(whole) < 2:
+    if not compared.own_splits or len(whole) < 2:
         return "requires BAPO and variants that differ in v, m, X2, X3 or thresholds"
     base = next((method for method in whole if method.name == "bapo"), whole[0])
     columns: dict[str, list[Method]] = {}
@@ -165,7 +165,7 @@ def ablations(compared: Compared) -> Drawn:
             columns.setdefault(found.pop(), [base]).append(method)
     if not columns:
         return f"no method differs from {base.label} only in v, m, X2, X3 or thresholds"
-    panels = {name: [average_accuracy(m, compared.splits) for m in own] for name, own in columns.items()}
+    panels = {name: [average_accuracy(m, compared.own_splits) for m in own] for name, own in columns.items()}
     return _panels(panels, held_out(compared))
 
 
@@ -184,8 +184,8 @@ def filters(compared: Compared) -> Drawn:
         return f"no method differs from {base.label} only in its online filter"
     own = [base, *filtered]
     panels = {"gradient norm": [of_metric(method, lambda row: row["grad_norm"]) for method in own]}
-    if compared.splits:
-        panels[held_out(compared)] = [average_accuracy(method, compared.splits) for method in own]
+    if compared.own_splits:
+        panels[held_out(compared)] = [average_accuracy(method, compared.own_splits) for method in own]
     return _panels(panels, "", star=held_out(compared))
 
 
@@ -212,9 +212,9 @@ def test_curves(compared: Compared) -> Drawn:
 def with_critic(compared: Compared) -> Drawn:
     """Figure 16: batch adaptation on PPO, which has a critic, against PPO."""
     actors = [method for method in compared.methods if method.config.loss.advantage == "gae"]
-    if len(actors) < 2 or not compared.splits:
+    if len(actors) < 2 or not compared.own_splits:
         return "requires PPO and BA-PPO (methods with a critic)"
-    panels = {"with a critic": [average_accuracy(method, compared.splits) for method in actors]}
+    panels = {"with a critic": [average_accuracy(method, compared.own_splits) for method in actors]}
     return _panels(panels, held_out(compared), star=True)
 
 
@@ -336,10 +336,10 @@ def migrations(compared: Compared) -> Drawn:
     """Figure 15: the same prompts at the paper's three steps, with chance next to them, for up to four methods."""
     panels: dict[str, Matrix | None] = {}
     methods = chosen(compared)
-    if compared.splits:
+    if compared.own_splits:
         for method in methods:
             steps = max(run.num_steps for run in method.runs)
-            for look in looks(method.runs, compared.splits):
+            for look in looks(method.runs, compared.own_splits):
                 panels[f"{method.label}, step {look.step} of {steps}"] = look.matrix
     for split in compared.splits:
         for name, runs in named_bases(compared).items():
@@ -472,8 +472,8 @@ CATALOGUE = (
           "model and first method; the paper has training prompts", before_and_after),
     Entry(4, "Training curves of reward", "mean reward of all fresh responses, before the filter; mean of a twelfth of "
           "the steps; range over seeds", training_reward),
-    Entry(5, "Test curves, method by method", "mean of the held-out splits; a star is the best measurement; "
-          "range over seeds", pairs),
+    Entry(5, "Test curves, method by method", "mean of the held-out splits at their own temperature; a star "
+          "is the best measurement; range over seeds", pairs),
     Entry(6, "Ablations", "variants of BAPO that change one thing, by what they change: delay and period, subsets, "
           "thresholds", ablations),
     Entry(7, "Accuracy bins of training prompts", "fresh groups by correct responses at each prompt's first, second "

@@ -162,6 +162,12 @@ class Compared:
         first = dict.fromkeys(row["split"] for row in runs[0].evaluations)
         return tuple(split for split in first if all(run.rows(split) for run in runs))
 
+    @property
+    def own_splits(self) -> tuple[str, ...]:
+        """Those at their own temperature. `SPLIT@0.3` has the same prompts, and is measured only before and after
+        training: a mean over both counts prompts twice, and has no points in between."""
+        return tuple(split for split in self.splits if "@" not in split)
+
 
 def gather(paths: Sequence[str | Path]) -> Compared:
     """Runs, or one study, as methods.
@@ -180,6 +186,8 @@ def gather(paths: Sequence[str | Path]) -> Compared:
 def read_run(path: str | Path) -> Measured:
     directory = RunDirectory.open(path)
     config = load_recorded(directory.config_path)
+    if config.sft is not None:
+        raise ConfigError(f"run {directory.path} is supervised fine-tuning: it has no rewards to compare")
     metrics = directory.read_metrics(whole=True)
     if not metrics:
         raise ConfigError(f"run {directory.path} has no finished step yet: nothing to compare")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -261,11 +261,11 @@ def table_dynamics(compared: Compared) -> Table:
     """Entropy and length at the end, gradient norms, and how many prompts got better and worse."""
     rows = []
     for name, runs in named_bases(compared).items():
-        floor = [floor_matrix(runs, split) for split in compared.splits]
+        floor = [floor_matrix(runs, split) for split in compared.own_splits]
         rows.append((f"{name} again", DASH, DASH, DASH, DASH, _moved(floor), DASH))
     chance = "The first row is" if len(rows) == 1 else f"The first {len(rows)} rows are"
     for method in compared.methods:
-        held_out = [held_out_matrix(method.runs, split) for split in compared.splits]
+        held_out = [held_out_matrix(method.runs, split) for split in compared.own_splits]
         rows.append(
             (
                 name_of(method),
@@ -281,8 +281,8 @@ def table_dynamics(compared: Compared) -> Table:
         f"{SEEDS}Entropy in nats per trained token and length in tokens per fresh response: the last twelfth of the "
         "steps. Gradient norm: before clipping, over all steps. b:w (better:worse): prompts with more : fewer correct "
         "responses at the end than at first, over all seeds; held-out prompts from the base model to the end, all "
-        f"splits; training prompts from their first to their last fresh visit. {chance} chance: the base model "
-        "against itself, evaluated with other seeds."
+        "splits at their own temperature; training prompts from their first to their last fresh visit. "
+        f"{chance} chance: the base model against itself, evaluated with other seeds."
     )
     return Table(
         key="dynamics",
@@ -389,7 +389,7 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
 def table_1(compared: Compared, *, paper: bool = False) -> Table:
     """Accuracy after training with 95 % intervals over seeds and prompts, rollouts, on- or off-policy."""
     runs = _all_runs(compared)
-    averaged = [AVERAGE] if len(compared.splits) > 1 else []
+    averaged = [AVERAGE] if len(compared.own_splits) > 1 else []
     named = measure(runs, compared.splits)
     kinds = {split: measure(runs, [split]) for split in compared.splits}
 
@@ -398,11 +398,11 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
 
     header = ["method", "seeds", *map(titled, compared.splits), *averaged, "rollouts", "type", "staleness"]
     rows = [
-        [name, DASH, *_accuracies([base_accuracy(own, split) for split in compared.splits]), DASH, DASH, DASH]
+        [name, DASH, *_accuracies({s: base_accuracy(own, s) for s in compared.splits}, compared), DASH, DASH, DASH]
         for name, own in named_bases(compared).items()
     ]
     for method in compared.methods:
-        accuracies = _accuracies([final_accuracy(method, split) for split in compared.splits])
+        accuracies = _accuracies({split: final_accuracy(method, split) for split in compared.splits}, compared)
         rollouts = spread([run.ledger.rollouts for run in method.runs], count)
         kind = {True: "on", False: "off", None: DASH}[is_on_policy(method)]
         seeds = _num_seeds(method, compared.splits)
@@ -411,10 +411,10 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
         header, rows = _with_paper_accuracy(compared, header, rows)
     note = (
         f"{_capital(named)} in percent after training, with the 95 % interval over seeds and prompts (crossed; with "
-        "one seed over prompts alone). Average: of the splits, each counts the same. Rollouts: responses sampled for "
-        "training, fresh and re-evaluated. Type: on-policy when "
-        "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
-        "steps between sampling and training of the groups of a batch; responses of several ages count as the oldest."
+        "one seed over prompts alone). Average: of the splits at their own temperature, each counts the same. "
+        "Rollouts: responses sampled for training, fresh and re-evaluated. Type: on-policy when every response trains "
+        "once, and was sampled by the weights of its step or of the step before. Staleness: mean steps between "
+        "sampling and training of the groups of a batch; responses of several ages count as the oldest."
     )
     return Table(
         key="table-1",
@@ -439,11 +439,12 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _accuracies(found: Sequence[Estimate | None]) -> list[str]:
-    """One cell per split, and their mean where there are several."""
-    known = [one.mean for one in found if one is not None]
-    mean = percent(_mean(known)) if known and len(known) == len(found) else DASH
-    return [*map(interval, found), *([mean] if len(found) > 1 else [])]
+def _accuracies(found: Mapping[str, Estimate | None], compared: Compared) -> list[str]:
+    """One cell per split, and the mean of those at their own temperature where there are several."""
+    own = [found[split] for split in compared.own_splits]
+    known = [one.mean for one in own if one is not None]
+    mean = percent(_mean(known)) if known and len(known) == len(own) else DASH
+    return [*map(interval, found.values()), *([mean] if len(own) > 1 else [])]
 
 
 def table_2(compared: Compared, *, paper: bool = False) -> Table:

@@ -122,6 +122,10 @@ def test_the_contrasts_of_the_review_are_those_of_the_records(tmp_path: Path) ->
     check_contrasts(unpacked("review", tmp_path), "review", "## Result", "**Verdict", "chain-easy")
 
 
+def test_the_contrasts_of_head_starts_are_those_of_the_records(tmp_path: Path) -> None:
+    check_contrasts(unpacked("head_starts", tmp_path), "head_starts", "## Result", "**Verdict")
+
+
 def test_the_contrasts_of_the_controls_are_those_of_the_records(controls: Compared) -> None:
     check_contrasts(controls, "chain", "## Controls", "**1.")
     check_contrasts(controls, "chain", "**The settings of before", "So the lead")

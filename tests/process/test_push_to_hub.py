@@ -80,6 +80,23 @@ def test_a_second_upload_keeps_a_card_that_was_edited(run: RunDirectory, hub: Fa
     assert hub.repositories["me/mine"].files["README.md"] == b"my own words"
 
 
+STALE = {
+    "adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+}  # fmt: skip
+"""Of an adapter and of a model in several files: transformers would load them with model.safetensors, or instead."""
+
+
+def test_weights_of_an_earlier_upload_leave_and_other_files_stay(run: RunDirectory, hub: FakeHub) -> None:
+    own = {".gitattributes", "notes.md", "older/model.safetensors"}
+    hub.repositories["me/mine"] = Repository(files=dict.fromkeys([*STALE, *own, "model.safetensors"], b"old"))
+    done = push(run, hub.url, "--push-to-hub", "me/mine")
+    assert done.returncode == 0, done.stderr
+    found = hub.repositories["me/mine"].files
+    assert found.keys() == {*own, "config.json", "model.safetensors", "README.md"}
+    assert found["model.safetensors"] == WEIGHTS
+
+
 @pytest.mark.parametrize(
     ("options", "token", "words"),
     [

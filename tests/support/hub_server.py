@@ -50,10 +50,14 @@ class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
 
     def do_GET(self) -> None:
-        name = self.path.removeprefix("/api/models/").partition("?")[0]
+        name, tree, _ = self.path.removeprefix("/api/models/").partition("?")[0].partition("/tree/")
         repository = self.hub.repositories.get(name)
         if repository is None:
             self.answer(404, {"error": "Repository not found"})
+        elif tree:
+            files = repository.files.items()
+            entries = [{"type": "file", "path": path, "size": len(data), "oid": "0" * 40} for path, data in files]
+            self.answer(200, entries)
         else:
             self.answer(200, {"id": name, "private": repository.private, "sha": "0" * 40, "siblings": []})
 
@@ -111,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             elif line["key"] == "lfsFile":
                 files[line["value"]["path"]] = self.hub.stored[line["value"]["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[line["value"]["path"]]
         self.answer(200, {"commitUrl": f"{self.hub.url}/{name}/commit/1", "commitOid": "1" * 40})
 
     def content(self) -> bytes:

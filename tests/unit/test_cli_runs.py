@@ -183,6 +183,14 @@ def test_a_measurement_of_fewer_prompts_is_shown_as_compared_with_the_base_model
     assert "easy 37.5 %" in CliRunner().invoke(app, ["runs"]).stdout
 
 
+def test_the_mean_of_a_run_is_over_splits_at_their_own_temperature(folder: Path) -> None:
+    run = make_run("outputs/done", status="finished", pid=GONE)
+    for split, mean in (("easy", 0.25), ("hard", 0.5), ("easy@0.3", 0.875), ("hard@0.3", 0.75)):
+        run.append_evaluation(make_evaluation(split, 10, mean))
+    state = state_of(run)
+    assert (state.accuracy, state.accuracies["easy@0.3"]) == (0.375, 0.875)
+
+
 def test_status_of_a_live_run_says_where_the_token_of_its_page_is(folder: Path) -> None:
     run = make_run("outputs/live", status="running", pid=os.getpid(), addresses={"dashboard_url": "http://here"})
     assert "token" not in CliRunner().invoke(app, ["status", "latest"]).stdout

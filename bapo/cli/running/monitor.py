@@ -13,7 +13,7 @@ import typer
 from bapo.cli.arguments import Run, RunOrLatest, Tokens, Yes, confirm, hand_over, load, open_run, started_line
 from bapo.cli.training.start import launch
 from bapo.config.load import load_resolved
-from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.errors import ConfigError, DeadlineError, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.transport.endpoints import rollout_url
@@ -31,7 +31,13 @@ def watch(run: RunOrLatest = "latest") -> None:
 
       bapo watch outputs/demo-001
     """
-    hand_over("watch", "--run-dir", str(open_run(run).path))
+    directory = open_run(run)
+    if load_resolved(directory.config_path).sft is not None:
+        raise ConfigError(
+            f"run {directory.path} is supervised fine-tuning: bapo sft prints a line per step; bapo status "
+            f"{directory.path}"
+        )
+    hand_over("watch", "--run-dir", str(directory.path))
 
 
 def scale(

@@ -12,6 +12,7 @@ import typer
 
 from bapo.cli.arguments import RunOrLatest, open_run, started_line
 from bapo.cli.buffer.target import AsJson, facts, make_console, print_json, table
+from bapo.cli.running.fine_tuning import fine_tuning_lines
 from bapo.config.load import load_resolved
 from bapo.config.tree import RunConfig
 from bapo.core.correctness import ACCURACY, measure_of
@@ -25,7 +26,7 @@ from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import ended_early, last_step, pace_s
 
 STATES = {"finished": "finished", "interrupted": "stopped", "failed": "crashed"}
-"""`status` in run.json -> displayed state; other values depend on whether the launcher is alive."""
+"""`RunDirectory.status` -> displayed state; other values are shown as they are."""
 EXTERNAL_LIVE_S, EXTERNAL_LIVE_STEPS = 300.0, 3
 """A run of separately started processes counts as running when its latest step is not older than the longer of this
 time and this many times what that step took."""
@@ -45,8 +46,9 @@ class RunState:
     step: int = 0
     num_steps: int = 0
     accuracy: float | None = None
-    """Mean reward of the latest evaluation, mean of the splits; None before the first. It is the accuracy where all
-    rewards are 0 or 1: `measures`. With fewer prompts than the base model's: that plus the change (`as_compared`)."""
+    """Mean reward of the latest evaluation, mean of the splits at their own temperature; None before the first. It is
+    the accuracy where all rewards are 0 or 1: `measures`. With fewer prompts than the base model's: that plus the
+    change (`as_compared`)."""
     accuracies: Mapping[str, float] = field(default_factory=dict)
     """The same of each split."""
     measures: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +77,7 @@ def runs(
     """List the runs of a folder, latest first: state, step, held-out result, web page.
 
     States: running, finished, stopped (by Ctrl-C or bapo stop) and crashed; a stopped or crashed run can be resumed
-    with bapo train --resume RUN.
+    with bapo train --resume RUN, one of bapo sft with bapo sft --resume RUN.
 
     Examples:
 
@@ -111,7 +113,12 @@ def status(run: RunOrLatest = "latest", as_json: AsJson = False) -> None:
         metrics = directory.read_metrics()
         print_json({**asdict(state), "latest": metrics[-1] if metrics else None, "run": fields})
         return
-    make_console().print(facts(list(_status_lines(directory, state, fields))))
+    config = load_resolved(directory.config_path)
+    if config.sft is not None:
+        lines = fine_tuning_lines(directory, config, state.state, directory.read_metrics())
+    else:
+        lines = _status_lines(directory, state, fields)
+    make_console().print(facts(list(lines)))
 
 
 def run_directories(root: str | Path) -> list[RunDirectory]:
@@ -131,6 +138,7 @@ def state_of(run: RunDirectory) -> RunState:
         state_name(run, fields) if has_launcher else _external_state(metrics, last_step(metrics, config.run.num_steps))
     )
     latest = [row for row in _compared(evaluations) if row["version"] == evaluations[-1]["version"]]
+    own = [row for row in latest if "@" not in row["split"]]
     best = best_of(evaluations, config.evaluation.best_measure)
     return RunState(
         name=run.name,
@@ -138,7 +146,7 @@ def state_of(run: RunDirectory) -> RunState:
         state=state,
         step=int(metrics[-1]["step"]) if metrics else 0,
         num_steps=config.run.num_steps,
-        accuracy=sum(row["accuracy"] for row in latest) / len(latest) if latest else None,
+        accuracy=sum(row["accuracy"] for row in own) / len(own) if own else None,
         accuracies={row["split"]: row["accuracy"] for row in latest},
         measures={row["split"]: measure_of(evaluations, row["split"]) for row in latest},
         ended=ended_early(metrics) or None,
@@ -154,11 +162,9 @@ def state_of(run: RunDirectory) -> RunState:
 def state_name(run: RunDirectory, fields: Mapping[str, Any]) -> str:
     """The state of a run in one word."""
     recorded = fields.get("status")
-    if recorded is None:
-        return "created"
-    if recorded not in UNDER_WAY:
-        return STATES.get(str(recorded), str(recorded))
-    return str(recorded) if run.is_under_way else "crashed"
+    if recorded in UNDER_WAY:
+        recorded = run.status
+    return "created" if recorded is None else STATES.get(str(recorded), str(recorded))
 
 
 def _external_state(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> str:

@@ -49,8 +49,9 @@ def export(
     """Write the model of a checkpoint in Hugging Face format, in float32, with its tokenizer; with LoRA the adapter
     in PEFT's format, or with --merged the model in `model.dtype`.
 
-    A run does this for its last step. transformers and vLLM load the folder; PEFT loads an adapter. An upload uses the
-    token of HF_TOKEN or hf auth login.
+    A run does this for its last step. The folder stays when the run deletes the checkpoint. transformers and vLLM load
+    it; PEFT loads an adapter. An upload uses the token of HF_TOKEN or hf auth login, and replaces the weights of an
+    earlier one.
 
     Examples:
 

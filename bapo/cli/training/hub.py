@@ -15,6 +15,12 @@ from typing import Any
 from bapo.core.errors import AccessError, BapoError, ConfigError, UnavailableError
 
 REPO = re.compile(r"[\w.-]+/[\w.-]+")
+WEIGHTS = (
+    "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
+    "adapter_config.json",
+)  # fmt: skip
+"""What an export of either kind writes. Of an earlier upload they must leave: an adapter_config.json that stays lets
+transformers apply its adapter to the new weights, and a model.safetensors is loaded instead of new shards."""
 LOG_IN = "log in with hf auth login, or set HF_TOKEN, to a token with write access"
 
 
@@ -32,6 +38,8 @@ def check_target(repo: str) -> None:
 def push_folder(folder: Path, repo: str, *, private: bool, message: str) -> str:
     """Create the repository if there is none, and commit the files of the folder to it; its URL.
 
+    Weights of an earlier upload that the folder does not have are deleted; other files of the repository stay.
+
     Raises: AccessError if the Hub refuses; UnavailableError if it cannot be reached; ConfigError for `private` with a
     repository that is public.
     """
@@ -41,7 +49,7 @@ def push_folder(folder: Path, repo: str, *, private: bool, message: str) -> str:
         url = str(api.create_repo(repo, private=private or None, exist_ok=True))
         if private and not api.repo_info(repo).private:
             raise ConfigError(f"{url} exists already and is public: leave out --private, or use another name")
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=[*WEIGHTS])
     return url
 
 

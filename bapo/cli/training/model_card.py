@@ -41,22 +41,13 @@ def model_card(
         repo: ORG/NAME; step: of the checkpoint; is_adapter: a LoRA adapter, not a whole model.
         evaluations: rows of evaluations.jsonl.
     """
-    run, task, algorithm, base = config.run, config.task, config.algorithm, config.model.path
-    load = (LOAD_ADAPTER if is_adapter else LOAD_MODEL).format(repo=repo, base=base)
+    load = (LOAD_ADAPTER if is_adapter else LOAD_MODEL).format(repo=repo, base=config.model.path)
     return f"""\
 ---
 {_metadata(config, is_adapter=is_adapter)}---
 # {repo.partition("/")[2]}
 
-`{base}`, post-trained with reinforcement learning from verifiable rewards by BAPO {bapo.__version__}
-([paper](https://arxiv.org/abs/2602.20722)).
-
-- method: `{config.method}`, {step} of {run.num_steps} learner steps of {algorithm.batch_size} prompts x \
-{algorithm.group_size} responses, seed {run.seed}
-- base model: `{base}`
-- task: `{task.name}`{_data(task.options)}
-- reward: {_reward(task)}
-
+{_fine_tuned(config, step) if config.sft is not None else _reinforced(config, step)}
 ## Held-out results
 
 {_results(evaluations, step)}
@@ -76,10 +67,39 @@ def model_card(
 """
 
 
+def _reinforced(config: Config, step: int) -> str:
+    run, task, algorithm, base = config.run, config.task, config.algorithm, config.model.path
+    return f"""\
+`{base}`, post-trained with reinforcement learning from verifiable rewards by BAPO {bapo.__version__}
+([paper](https://arxiv.org/abs/2602.20722)).
+
+- method: `{config.method}`, {step} of {run.num_steps} learner steps of {algorithm.batch_size} prompts x \
+{algorithm.group_size} responses, seed {run.seed}
+- base model: `{base}`
+- task: `{task.name}`{_data(task.options)}
+- reward: {_reward(task)}
+"""
+
+
+def _fine_tuned(config: Config, step: int) -> str:
+    """Of `bapo sft`: task, method, group size and reward of the config have no part in it."""
+    assert config.sft is not None
+    run, base, epochs = config.run, config.model.path, config.sft.epochs
+    return f"""\
+`{base}`, fine-tuned on conversations by BAPO {bapo.__version__}.
+
+- method: supervised fine-tuning, {step} of {run.num_steps} steps of {config.algorithm.batch_size} conversations \
+({epochs} {"epoch" if epochs == 1 else "epochs"}), seed {run.seed}
+- base model: `{base}`
+- data: `{config.sft.data}`
+"""
+
+
 def _metadata(config: Config, *, is_adapter: bool) -> str:
     base = config.model.path
     named = f"base_model: {base}\n" if is_hub_id(base) else ""  # the Hub refuses the path of a folder
-    return f"library_name: {'peft' if is_adapter else 'transformers'}\n{named}tags:\n- bapo\n- reinforcement-learning\n"
+    kind = "sft" if config.sft is not None else "reinforcement-learning"
+    return f"library_name: {'peft' if is_adapter else 'transformers'}\n{named}tags:\n- bapo\n- {kind}\n"
 
 
 def _data(options: Mapping[str, Any]) -> str:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bapo.cli.arguments import Tokens, free_name, open_run, say, split_tokens
 from bapo.cli.training.start import create_run
+from bapo.config.check import is_resolved, read_layer, shown
+from bapo.config.layers import Layer, dotted, file_layer, flatten, override_layers
 from bapo.config.load import load_config, load_resolved
+from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.file_digest import digest_of
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -49,6 +53,9 @@ def sft(
     Rows are `{"messages": [...]}`, of which the assistant's messages train, or `{"prompt": ..., "completion": ...}`. A
     step trains `algorithm.batch_size` conversations. LoRA, several ranks and checkpoints work as in `bapo train`.
 
+    CONFIG may be that of the run that follows: its length, batch, rate, loss and temperature are not taken, which is
+    said; set them on the command line.
+
     Examples:
 
       bapo sft chats.jsonl --model.path Qwen/Qwen3-0.6B --epochs 2
@@ -63,26 +70,56 @@ def sft(
         _learn(run, "--resume")
     num_rows = _count(data)
     files, overrides = split_tokens(config or [])
-    names = [token[2:].partition("=")[0] for token in overrides if token.startswith("--")]
+    names = [*_settings(override_layers(overrides))]
     if taken := [name for name in names if name in OWN]:
         raise ConfigError(f"bapo sft sets {taken[0]} itself: {OWN[taken[0]]}")
     given = load_config(files, [*DEFAULTS, *overrides])
     batch_size, epochs = given.algorithm.batch_size, epochs or (given.sft.epochs if given.sft else 1)
     num_steps = epochs * -(-num_rows // batch_size)
-    own = [
-        f"--sft.data={json.dumps(data)}", f"--sft.epochs={epochs}", f"--run.num_steps={num_steps}",
-        f"--learner.minibatch_size={batch_size}", f"--cadence.weight_sync_interval={num_steps}",
-        f"--cadence.reevaluation_interval={num_steps}", "--learner.port=0",
-    ]  # fmt: skip
+    own = [f"--sft.data={json.dumps(data)}", f"--sft.epochs={epochs}", *_of_length(num_steps, batch_size)]
     if "learner.warmup_steps" not in names:  # of a run of thousands of steps: a short one would never reach its rate
         own.append(f"--learner.warmup_steps={min(given.learner.warmup_steps, num_steps // 10)}")
-    if not any(token.startswith("--run.name") for token in overrides):
+    if "run.name" not in names:
         own.append(f"--run.name={free_name(Path(given.run.root), f'{Path(data).stem[:50]}-sft')}")
-    run = create_run(load_config(files, [*DEFAULTS, *overrides, *own]))
+    resolved = load_config(files, [*DEFAULTS, *overrides, *own])
+    run = create_run(resolved)
     run.update_run(**{DIGEST: digest_of(Path(data))})
     rate = f"learning rate {given.learner.lr:g} ({given.learner.lr_schedule})"
     say(f"run directory {run.path}\n{num_rows} conversations, {num_steps} steps of {batch_size}, {rate}")
+    if left := ", ".join(_not_taken(files, names, resolved)):
+        say(f"bapo sft does not take from {', '.join(files)}: {left}; set on the command line what you want")
     _learn(run)
+
+
+def _of_length(num_steps: int, batch_size: int) -> list[str]:
+    """What `OWN` says of sizes, as overrides."""
+    return [
+        f"--run.num_steps={num_steps}", f"--learner.minibatch_size={batch_size}", "--learner.port=0",
+        f"--cadence.weight_sync_interval={num_steps}", f"--cadence.reevaluation_interval={num_steps}",
+    ]  # fmt: skip
+
+
+def _settings(layers: Iterable[Layer]) -> dict[str, Any]:
+    """Dotted key -> value of what the layers set, under today's names."""
+    return {dotted(key): value for layer in layers for key, value in flatten(read_layer(layer)[0])}
+
+
+def _not_taken(files: Sequence[str], names: Collection[str], config: Config) -> list[str]:
+    """`learner.lr = 3e-05 (here 1e-05)`: what the files set and `bapo sft` sets otherwise. Nothing of a complete
+    config, as that of a run: most of its values are defaults.
+
+    Args:
+        names: keys that the command line sets.
+        config: of the run.
+    """
+    written = _settings(layer for layer in map(file_layer, files) if not is_resolved(layer))
+    here = {dotted(key): value for key, value in flatten(config.model_dump())}
+    set_here = {*_settings(override_layers(DEFAULTS)), *OWN, "learner.warmup_steps", "run.name"} - set(names)
+    return [
+        f"{key} = {shown(value)} (here {shown(here[key])})"
+        for key, value in written.items()
+        if key in set_here and value != here[key]
+    ]
 
 
 def _refuse_other_data(run: RunDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,14 +34,15 @@ from bapo.cli.training.start import (
     warn_of_unused,
 )
 from bapo.config.load import load_config, load_resolved
-from bapo.config.tree import Config
+from bapo.config.tree import Config, TaskConfig
 from bapo.core.errors import ConfigError
 from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.peft_config import ADAPTER_CONFIG
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import ended_early
 
-WITHOUT_LORA = ("--model.lora", "null", "--model.adapter", "null")
+AS_EXPORTED = ("--model.lora", "null", "--model.adapter", "null", "--sft", "null")
+"""The model of a run is whole, and is not trained any more."""
 
 
 def train(
@@ -128,8 +130,9 @@ def evaluate(
         if files:
             raise ConfigError(f"{target} is a run and has its own config; remove {', '.join(files)}")
         run = RunDirectory.open(target)
+        _refuse_unnamed_task(run, overrides)
         model, files = str(exported(run, step)), [str(run.config_path)]
-        overrides = [*overrides, *WITHOUT_LORA]  # the exported model has its adapter in it
+        overrides = [*overrides, *AS_EXPORTED]
     elif step is not None:
         raise ConfigError(f"--step requires a run, but {target} is not a run directory")
     elif not Path(target).is_dir() and (not is_hub_id(target) or Path(target).parts[0] == "outputs"):
@@ -156,6 +159,20 @@ def evaluate(
         say(f"evaluating {model}; results: {measured.path}/evaluations.jsonl")
     flags = [*(["--quiet"] if quiet else []), *(["--verbose"] if verbose else [])]
     hand_over("evaluate", "--run-dir", str(measured.path), *flags)
+
+
+def _refuse_unnamed_task(run: RunDirectory, overrides: Sequence[str]) -> None:
+    """Reject to measure a fine-tuned model on the default task, which its config has without a file that sets one.
+
+    Raises: ConfigError.
+    """
+    config = load_resolved(run.config_path)
+    if config.sft is None or config.task != TaskConfig() or any(each.startswith("--task.") for each in overrides):
+        return
+    raise ConfigError(
+        f"{run.path} is supervised fine-tuning and names no task to measure it on: add --task.name and --task.options, "
+        f"or export it and evaluate the folder: bapo export {run.path}, bapo eval FOLDER run.toml"
+    )
 
 
 LONG_EPISODES = {

@@ -164,6 +164,16 @@ class RunDirectory:
         return fields.get("status") in UNDER_WAY and (not _was_started_here(fields) or _is_there(fields.get("pid")))
 
     @property
+    def status(self) -> str | None:
+        """`status` in run.json, but "failed" for a run in progress whose launcher is gone; None before the first
+        start."""
+        status = self.read_run().get("status")
+        if status not in UNDER_WAY or self.is_under_way:
+            return status
+        status = self.read_run().get("status")  # a launcher that has just exited wrote the last one before
+        return "failed" if status in UNDER_WAY else status
+
+    @property
     def runs_here(self) -> bool:
         """Whether the run is in progress on this machine."""
         return self.is_under_way and _was_started_here(self.read_run())
