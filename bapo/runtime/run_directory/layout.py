@@ -58,13 +58,13 @@ from bapo.runtime.run_directory.rows import (
 FORMAT = 1
 """Format number of the run directory (`format` in run.json), increased on incompatible changes."""
 UNDER_WAY = ("starting", "running")
+"""Values of `status` in run.json for a run that is in progress."""
 OTHERWISE = {
     "evaluate": "It is an evaluation: bapo eval measures again",
     "buffer": "Start it again with everything it stores: bapo up buffer --run {path}",
 }
 """How what does not train is continued, by the launcher's verb."""
 VERBS = ("train", "up", *OTHERWISE)
-"""Values of `status` in run.json for a run that is in progress."""
 EXPORT_FAILED = "export_failed.txt"
 """In a checkpoint: why its model was not exported."""
 _STEP = re.compile(r"step-(\d{6,})")
