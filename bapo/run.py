@@ -269,6 +269,7 @@ def _start(run: RunDirectory) -> Launcher:
         raise
     if process.returncode is not None:
         launcher.check(run.path)
-    if said := launcher.said.strip():
-        print(said, file=sys.stderr)  # noqa: T201 - the warnings of the checks
+    for line in launcher.said.splitlines():
+        if line.startswith("warning: "):  # of the checks; later lines are progress
+            print(line, file=sys.stderr)  # noqa: T201
     return launcher

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,10 @@ def test_ctrl_c_in_a_script_stops_its_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "mine")
     try:
         assert process.stdout is not None
-        assert [process.stdout.readline().strip() for _ in range(2)] == [str(run.path), "1"]
+        said = list(takewhile(lambda line: line != str(run.path), map(str.strip, process.stdout)))
+        assert "warning: gold answers: 8 of 8 get a reward below 1" in said
+        assert {line.partition(" ")[0] for line in said} == {"warning:"}
+        assert process.stdout.readline().strip() == "1"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         output, _ = process.communicate(timeout=WAIT_S)
     finally:

@@ -38,8 +38,12 @@ def make_run(path: Path, *, steps: int, at: float | None = None, overrides: tupl
 
 def status_of(run: RunDirectory) -> dict[str, str]:
     result = CliRunner().invoke(app, ["status", str(run.path)], env={"COLUMNS": "300"}, catch_exceptions=False)
-    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
-    return {title: text.strip() for title, text in lines}
+    found, title = dict[str, str](), ""
+    for line in result.stdout.splitlines():
+        if not line.startswith(" "):  # else it continues the text of the line above
+            title, _, line = line.partition(" ")
+        found[title] = f"{found.get(title, '')} {line.strip()}".strip()
+    return found
 
 
 def refused(*arguments: str) -> str:
