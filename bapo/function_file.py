@@ -94,7 +94,7 @@ def _parts(function: FunctionType | type, seen: dict[str, object]) -> Iterator[s
         _refuse_closure(inner)
         _refuse_moved_defaults(inner, tree.body[0], known)
     for used in dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)):
-        is_builtin = known.get(used, seen) is getattr(builtins, used, None)
+        is_builtin = hasattr(builtins, used) and known.get(used) is getattr(builtins, used)
         if used in known and not is_builtin and _is_new(used, known[used], seen):
             seen[used] = known[used]
             yield from _part(used, known[used], name, seen)

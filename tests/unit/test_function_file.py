@@ -124,6 +124,12 @@ def test_a_helper_with_the_name_of_a_builtin_is_taken_along(tmp_path: Path) -> N
     assert list(load_reward(name)(make_prompt("t", "1+1", {}), ["2", "<answer>2"])) == [0, 1]
 
 
+def test_a_constant_that_is_none_is_taken_along(tmp_path: Path) -> None:
+    name, text = named(cell("LIMIT = None\ndef f(prompt, text):\n    return float(LIMIT is None)\n"), tmp_path / "r.py")
+    (tmp_path / "r.py").write_text(text)
+    assert list(load_reward(name)(make_prompt("t", "1+1", {}), ["2"])) == [1]
+
+
 MADE = """
 wanted = "6"
 def make(wanted):

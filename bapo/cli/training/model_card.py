@@ -131,9 +131,9 @@ def _rows(evaluations: Sequence[Mapping[str, Any]], step: int) -> Iterator[tuple
     own = {row["split"]: row for row in evaluations if row["version"] == step + 1}
     for split, measured in own.items():
         before, row = base.get(split), measured
-        found = change(before, row) if before else None
         if before:  # during a run fewer prompts are measured, and the first may be easier than the others
             before, row = over_shared(before, row)
+        found = change(before, row) if before else None
         yield (
             split,
             measure_of(evaluations, split),
