@@ -14,7 +14,7 @@ from bapo.cli.arguments import RunOrLatest, open_run, started_line
 from bapo.cli.buffer.target import AsJson, facts, make_console, print_json, table
 from bapo.cli.running.fine_tuning import fine_tuning_lines
 from bapo.config.load import load_resolved
-from bapo.config.tree import RunConfig
+from bapo.config.tree import Config, RunConfig
 from bapo.core.correctness import ACCURACY, measure_of
 from bapo.core.errors import BapoError, ConfigError
 from bapo.core.text import count, duration, percent
@@ -109,15 +109,15 @@ def status(run: RunOrLatest = "latest", as_json: AsJson = False) -> None:
     """
     directory = open_run(run)
     state, fields = state_of(directory), directory.read_run()
+    metrics = directory.read_metrics()
     if as_json:
-        metrics = directory.read_metrics()
         print_json({**asdict(state), "latest": metrics[-1] if metrics else None, "run": fields})
         return
     config = load_resolved(directory.config_path)
     if config.sft is not None:
-        lines = fine_tuning_lines(directory, config, state.state, directory.read_metrics())
+        lines = fine_tuning_lines(directory, config, state.state, metrics)
     else:
-        lines = _status_lines(directory, state, fields)
+        lines = _status_lines(directory, config, state, fields, metrics)
     make_console().print(facts(list(lines)))
 
 
@@ -200,8 +200,13 @@ def _measured(run: RunState, split: str) -> str:
     return f"{split} {named}{percent(run.accuracies[split])}"
 
 
-def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    config, metrics = load_resolved(run.config_path), run.read_metrics()
+def _status_lines(
+    run: RunDirectory,
+    config: Config,
+    state: RunState,
+    fields: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, str]]:
     yield "run", started_line(run).removeprefix("run ")
     message = str(fields.get("message") or "").splitlines()
     yield "state", state.state + (f": {message[0]}" if message and state.state == "crashed" else "")
