@@ -43,6 +43,7 @@ from rollout_server.episodes.engine_calls import ReadyWorker
 from rollout_server.episodes.front import AgentFront
 from rollout_server.fleet import ray_environment
 from rollout_server.fleet.fleet import Fleet
+from rollout_server.fleet.target import recall_target, remember_target
 from rollout_server.fleet.worker_handle import LocalHandle, WorkerHandle, make_worker
 from rollout_server.weights.newest import Follower, recall, remember
 from rollout_server.weights.relay import WeightRelay
@@ -94,7 +95,7 @@ def main(flags: Flags) -> None:
         one_of_several=flags.extra.one_of_several,
     )
     app = create_app(
-        runner.fleet, telemetry, keyring, store=runner.store, images=flags.run.images,
+        runner.fleet, telemetry, keyring, scale=runner.scale, store=runner.store, images=flags.run.images,
         refusal=lambda: runner.autoscaler.refusal,
         agents=lambda: runner.front.status() if runner.front is not None else None,
     )  # fmt: skip
@@ -215,6 +216,11 @@ class Runner:
         self._on_end = on_end
         self._thread.start()
 
+    def scale(self, num: int) -> None:
+        """Set the number of workers, also for a restart. Raises: ConfigError, StorageError."""
+        self.fleet.scale(num)
+        remember_target(self._run, self.fleet.prefix, self._config, num)
+
     def stop(self) -> None:
         """Stop all workers and the node."""
         if self.front is not None:
@@ -261,7 +267,7 @@ class Runner:
             self.fleet.begin_with(recorded)
         self._release_old_leases(buffer)
         if not self._ended.is_set():
-            self.fleet.scale(self._config.rollout.num_workers)
+            self.fleet.scale(recall_target(self._run, self.fleet.prefix, self._config))
             if self._follower:
                 self._follower.start()
         self.autoscaler.run(self._ended)

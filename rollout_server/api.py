@@ -48,6 +48,7 @@ def create_app(
     telemetry: Telemetry,
     keyring: Keyring | None = None,
     *,
+    scale: Callable[[int], None] | None = None,
     store: WeightRelay | None = None,
     images: ImageFiles | None = None,
     refusal: Callable[[], str] = lambda: "",
@@ -56,6 +57,7 @@ def create_app(
     """The API of one fleet. Without a keyring no token is needed.
 
     Args:
+        scale: sets the number of workers; None: `Fleet.scale`.
         store, images: weights and images for hosts that cannot read the run directory; None: without these routes.
         refusal: why the number of workers cannot be changed manually; empty if it can.
         agents: their episodes; None for a run without.
@@ -74,11 +76,11 @@ def create_app(
         }
 
     @app.put("/workers", status_code=202)
-    def scale(body: Scale) -> dict[str, int]:
+    def set_workers(body: Scale) -> dict[str, int]:
         """Change the number of workers; removed ones finish their groups first."""
         if reason := refusal():
             raise ConfigError(reason)
-        fleet.scale(body.num)
+        (scale or fleet.scale)(body.num)
         return {"num_wanted": fleet.num_wanted}
 
     @app.post("/weights")

@@ -62,7 +62,7 @@ class RolloutConfig(Frozen):
     engine: str = "vllm"
     """`vllm`, or `scripted` (a test double)."""
     num_workers: int = Field(1, ge=1)
-    """Workers at the start; `bapo scale RUN N` changes it."""
+    """Workers at the start; `bapo scale RUN N` changes it until the run is started again."""
     max_workers: int = Field(8, ge=1)
     """Limit of `bapo scale`."""
     max_response_tokens: int = Field(64, ge=1)

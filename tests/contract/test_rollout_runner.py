@@ -19,6 +19,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
 from rollout_server.__main__ import Runner
 from rollout_server.fleet.fleet import Fleet
+from rollout_server.fleet.target import recall_target, remember_target
 from rollout_server.weights.newest import Follower, remember
 from tests.support.buffer import new_store
 from tests.support.buffer_app import serving
@@ -86,6 +87,45 @@ def test_leases_of_replaced_workers_of_an_earlier_life_are_given_back(redis_url:
         assert held == {"their-worker-0": 1}
         assert buffer.status().queued["fresh"] == 2
         runner.stop()
+
+
+@pytest.mark.parametrize(
+    ("started_again", "num_workers", "num"),
+    [(False, 1, 3), (True, 1, 1), (False, 2, 2)],
+    ids=["restarted", "run started again", "config changed"],
+)
+def test_a_restarted_server_has_the_workers_of_bapo_scale_until_the_run_starts_again(
+    redis_url: str, tmp_path: Path, started_again: bool, num_workers: int, num: int
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(started_at=100.0)
+
+    def serve(config: Config, scale_to: int | None) -> int:
+        runner = Runner(config, run, buffer.url, Telemetry(Process.ROLLOUT_SERVER, run="test"))
+        runner.start(on_end=lambda: None)
+        wait_until(lambda: runner.fleet.num_wanted > 0)
+        if scale_to is not None:
+            runner.scale(scale_to)
+        num_wanted = runner.fleet.num_wanted
+        runner.stop()
+        return num_wanted
+
+    with serving(new_store(redis_url), CONFIG) as buffer:
+        assert serve(CONFIG, scale_to=3) == 3
+        if started_again:
+            run.update_run(started_at=200.0)
+        config = CONFIG.model_copy(update={"rollout": CONFIG.rollout.model_copy(update={"num_workers": num_workers})})
+        assert serve(config, scale_to=None) == num
+
+
+def test_a_damaged_record_of_bapo_scale_leaves_the_configured_number(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    remember_target(run, "", CONFIG, 3)
+    assert recall_target(run, "", CONFIG) == 3
+    assert recall_target(run, "host-b-", CONFIG) == 1
+    for content in ("", "[]", '{"num": "3"}'):
+        (run.weights_path / "workers.json").write_text(content)
+        assert recall_target(run, "", CONFIG) == 1
 
 
 # -- servers side by side
