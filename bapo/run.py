@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from bapo.cli.arguments import AUTO, free_name
+from bapo.cli.running.runs import state_of
 from bapo.cli.training.start import create_run, refuse_unnamed_layers, warn_of_unused
 from bapo.config.check import listening_sections
 from bapo.config.layers import Layer, file_layer
@@ -131,12 +132,13 @@ class Run:
     @property
     def status(self) -> str:
         """Of run.json: starting, running, finished, interrupted or failed, also of a launcher that was killed; created
-        before the first start."""
-        return self._run.status or "created"
+        before the first start. Of a run without a launcher, as in containers: created, running, stopped or finished,
+        by its records."""
+        return self._run.status or state_of(self._run).state
 
     @property
     def is_running(self) -> bool:
-        return self._launcher.process.poll() is None if self._launcher else self._run.is_under_way
+        return self._launcher.process.poll() is None if self._launcher else self.status in UNDER_WAY
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -149,7 +151,7 @@ class Run:
         return self._run.read_evaluations()
 
     def wait(self) -> str:
-        """Until the run has ended; its status, "finished" or "interrupted". Ctrl-C stops the run.
+        """Until the run has ended; its status, such as "finished" or "interrupted". Ctrl-C stops the run.
 
         Raises: ConfigError or BapoError with the launcher's message if the run has failed, also of a run that was
             started elsewhere.

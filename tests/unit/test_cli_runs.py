@@ -155,6 +155,7 @@ def test_the_state_of_a_run_in_containers_is_what_its_records_say(folder: Path) 
     expected = {"live": "running", "silent": "stopped", "over": "finished"}
     assert found == expected | {"slow": "running", "slow and silent": "stopped"}
     assert "docker compose logs -f learner" in CliRunner().invoke(app, ["status", "outputs/live"]).stdout
+    assert "has no launcher: stop it with docker compose stop" in refused("stop", "outputs/live", "--yes")
 
 
 def test_runs_lists_step_accuracy_and_page_and_survives_a_damaged_run(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_a_run_under_way_has_a_launcher(run: RunDirectory, fields: dict[str, obj
     if fields:
         run.update_run(**fields)
     assert bapo.Run(run.path).status == status
+
+
+@pytest.mark.parametrize(("age_s", "status"), [(0.0, "running"), (3600.0, "stopped")])
+def test_the_status_of_a_run_in_containers_is_what_its_records_say(
+    run: RunDirectory, age_s: float, status: str
+) -> None:
+    run.append_metrics(make_row(1, time=time.time() - age_s))
+    followed = bapo.Run(run.path)
+    assert (followed.status, followed.is_running) == (status, status == "running")
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])

@@ -13,10 +13,11 @@ import psutil
 import typer
 
 from bapo.cli.arguments import Run, Yes, confirm, open_run, started_line, waiting
-from bapo.cli.running.runs import state_name
+from bapo.cli.running.runs import state_of
+from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError, DeadlineError
 from bapo.core.text import plain
-from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 
 POLL_EVERY_S = 0.1
 LAUNCHER = "services.launcher"
@@ -63,8 +64,12 @@ def _how_to_resume(run: RunDirectory) -> str:
 
 def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:
     """The launcher process of the run. Raises: ConfigError if there is none on this machine."""
-    state = state_name(run, fields)
-    if state not in ("running", "starting"):
+    state = state_of(run).state
+    if fields.get("status") is None and state == "running":
+        is_sft = load_resolved(run.config_path).sft is not None
+        how = "Ctrl-C in the terminal of bapo sft" if is_sft else "docker compose stop, or kubectl"
+        raise ConfigError(f"run {run.path} has no launcher: stop it with {how}")
+    if state not in UNDER_WAY:
         raise ConfigError(f"run {run.path} is not running: it is {state}")
     host = fields.get("host")
     if host not in (None, platform.node()):
