@@ -1,4 +1,4 @@
-"""`python -m services.launcher {train,up,buffer,evaluate,watch,doctor,dry-run} ...`: run by the `bapo` command.
+"""`python -m services.launcher {train,up,buffer,evaluate,watch,check,doctor,dry-run} ...`: run by the `bapo` command.
 
 Exit codes: 0 finished; 130 stopped by the user; otherwise that of the process that failed, or of the error.
 """
@@ -26,9 +26,10 @@ from services.launcher import scenarios
 from services.launcher.display.console import Display, LineDisplay, QuietDisplay, VerboseDisplay, make_display, watch
 from services.launcher.display.summary import evaluation_summary, losses_of, summary
 from services.launcher.doctor import checks
-from services.launcher.doctor.check_list import preflight
+from services.launcher.doctor.check_list import check_data, preflight
 from services.launcher.doctor.doctor import run_doctor
 from services.launcher.doctor.dry_run import dry_run
+from services.launcher.doctor.inputs import FILE as INPUTS
 from services.launcher.doctor.inputs import check_inputs, listen_on_free_ports
 from services.launcher.doctor.situation import Situation
 from services.launcher.gpus.devices import visible_here
@@ -56,13 +57,28 @@ def main() -> int:
         if flags.verb == "watch":
             return watch(load_resolved(run.config_path), run, console)
         with lock(run):
-            return _launch(flags, run, console)
+            return _check(flags, run) if flags.verb == "check" else _launch(flags, run, console)
     except BapoError as error:
         Console(stderr=True, highlight=False).print(Text(f"error: {error}", "red"), soft_wrap=True)
         return error.exit_code
     except KeyboardInterrupt:
         _to_stderr("stopped by the user before the start")
         end_now(INTERRUPTED)  # the threads of a download end with it; what is there of a file is used the next time
+
+
+def _check(flags: argparse.Namespace, run: RunDirectory) -> int:
+    """Of a run whose processes are containers, those checks of `_preflight` that are not about a machine.
+
+    Raises: BapoError.
+    """
+    is_resumed = (run.path / INPUTS).is_file() or bool(run.read_metrics())
+    situation = Situation(config=load_resolved(run.config_path), is_resumed=is_resumed)
+    with interruptible():
+        check_data(situation, say=_to_stderr)
+        accept = "BAPO_ACCEPT_CHANGES=1 docker compose up -d"
+        if note := check_inputs(situation, run, accepts=flags.accept_changes, how_to_accept=accept):
+            _to_stderr(note)
+    return 0
 
 
 def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> int:
@@ -138,8 +154,10 @@ def _checked(config: Config, flags: argparse.Namespace, run: RunDirectory) -> Gp
     )
     say: Callable[[str], None] = (lambda _: None) if flags.quiet else _to_stderr
     preflight(situation, say=say)
-    if flags.verb == "train" and (note := check_inputs(situation, run, accepts=flags.accept_changes)):
-        say(note)
+    if flags.verb == "train":
+        accept = f"bapo train --resume {run.path} --accept-changes"
+        if note := check_inputs(situation, run, accepts=flags.accept_changes, how_to_accept=accept):
+            say(note)
     return plan
 
 
@@ -183,12 +201,13 @@ def _write_report(run: RunDirectory, console: Console) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m services.launcher")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("train", "up", "buffer", "evaluate", "watch"):
+    for verb in ("train", "up", "buffer", "evaluate", "watch", "check"):
         verbs.add_parser(verb).add_argument("--run-dir", required=True)
         verbs.choices[verb].add_argument("--quiet", action="store_true")
         verbs.choices[verb].add_argument("--verbose", action="store_true")
     verbs.choices["train"].add_argument("--resume", action="store_true")
-    verbs.choices["train"].add_argument("--accept-changes", action="store_true")
+    for verb in ("train", "check"):
+        verbs.choices[verb].add_argument("--accept-changes", action="store_true")
     verbs.choices["train"].add_argument("--free-ports", action="store_true")
     doctor = verbs.add_parser("doctor")
     doctor.add_argument("--config", required=True)

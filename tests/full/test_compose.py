@@ -39,6 +39,8 @@ OWN = {
     "agents": {"agent"},
     "dashboard": {"viewer"},
     "create": set(),
+    "check": set(),
+    "check-gpu": set(),
     "redis": set(),
     "secrets": SECRET,
     "prometheus": {"viewer"},

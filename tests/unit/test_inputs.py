@@ -40,7 +40,8 @@ class Place:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def start(self, *, resumed: bool, accepts: bool = False) -> str:
-        return check_inputs(Situation(config=self.config, is_resumed=resumed), self.run, accepts=accepts)
+        situation = Situation(config=self.config, is_resumed=resumed)
+        return check_inputs(situation, self.run, accepts=accepts, how_to_accept="bapo train --accept-changes")
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from services.launcher.gpus.plan import share_gpus
 class Needs(StrEnum):
     """What a check needs in addition to the config."""
 
+    CONFIG = "nothing else"
     MACHINE = "this machine"
     NETWORK = "ports or a running service"
     FILES = "files of the model"
@@ -64,7 +65,7 @@ CHECKS: tuple[Listed, ...] = (
     Listed("the host", Needs.MACHINE, lambda here: checks.host(here.config)),
     Listed("versions", Needs.MACHINE, lambda here: [checks.versions(here.config)]),
     Listed("the engine", Needs.MACHINE, lambda here: [checks.engine(here.config)]),
-    Listed("sampling values", Needs.MACHINE, lambda here: [checks.sampling(here.config)]),
+    Listed("sampling values", Needs.CONFIG, lambda here: [checks.sampling(here.config)]),
     Listed("GPUs", Needs.MACHINE, gpus),
     Listed("cores", Needs.MACHINE, lambda here: checks.cores(here.config, with_learner=here.with_learner)),
     Listed("memory", Needs.MACHINE, lambda here: [checks.memory(here.config), *checks.limits_of(here.config)]),
@@ -75,16 +76,18 @@ CHECKS: tuple[Listed, ...] = (
     Listed("the model", Needs.FILES, lambda here: [checks.model_files(here.config)]),
     Listed("LoRA", Needs.FILES, lambda here: lora(here.config)),
     Listed("agents", Needs.FILES, lambda here: agents(here.config)),
-    Listed("judges", Needs.FILES, judges),
+    Listed("judges", Needs.CONFIG, judges),
     Listed("the tokenizer", Needs.FILES, tokenizer_files),
     Listed("the teacher", Needs.FILES, teacher),
     Listed("the data", Needs.DATA, lambda here: [checks.data(here)]),
     Listed("every prompt", Needs.TOKENIZER, prompts),
     Listed("gold answers", Needs.GRADER, gold_answers),
 )
-NEED_NO_MODEL = (Needs.MACHINE, Needs.NETWORK)
+NEED_NO_MODEL = (Needs.CONFIG, Needs.MACHINE, Needs.NETWORK)
 NEED_DATA = (Needs.TOKENIZER, Needs.GRADER)
 """Not run where the data cannot be read."""
+NEED_NO_MACHINE = (Needs.CONFIG, Needs.DATA, *NEED_DATA)
+"""Of a run whose processes start elsewhere, as in containers."""
 
 
 def run_list(situation: Situation, listed: Iterable[Listed] = CHECKS) -> Iterator[Check]:
@@ -117,6 +120,22 @@ def preflight(
             say(f"downloading {path} from the Hugging Face Hub")
         fetch(path, download)
     found += run_list(situation, [each for each in CHECKS if each.needs not in NEED_NO_MODEL])
+    _report(found, say)
+
+
+def check_data(situation: Situation, *, say: Callable[[str], None]) -> None:
+    """Check config, data, prompts and gold answers, where neither engine nor learner will run. A judge grades no gold
+    answers: the workers have its address and key.
+
+    Raises, say: as `preflight`.
+    """
+    task = situation.config.task
+    has_judge = any(task.rubric_of(function) for function in task.reward_functions)
+    listed = [each for each in CHECKS if each.needs in NEED_NO_MACHINE]
+    _report(list(run_list(situation, [each for each in listed if not (has_judge and each.needs is Needs.GRADER)])), say)
+
+
+def _report(found: Iterable[Check], say: Callable[[str], None]) -> None:
     checks.refuse(found)
     for check in found:
         if check.status == "warn":

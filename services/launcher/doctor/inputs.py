@@ -69,9 +69,11 @@ def changes(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[s
     return files if any(what.startswith("data ") for what in files) else sorted(found)
 
 
-def check_inputs(situation: Situation, run: RunDirectory, *, accepts: bool) -> str:
+def check_inputs(situation: Situation, run: RunDirectory, *, accepts: bool, how_to_accept: str) -> str:
     """Record the inputs at a first start; at a resume compare them, and record accepted changes in run.json.
 
+    Args:
+        how_to_accept: what the user does to continue with changes.
     Returns: a note for the user; empty if there is nothing to say.
     Raises: ConfigError for changes that are not accepted; RecordError, StorageError.
     """
@@ -90,8 +92,7 @@ def check_inputs(situation: Situation, run: RunDirectory, *, accepts: bool) -> s
         if not accepts:
             raise ConfigError(
                 f"what run {run.path} trains on has changed since it began:\n{listed}\n"
-                "undo the changes, start a new run, or continue with bapo train --resume "
-                f"{run.path} --accept-changes"
+                f"undo the changes, start a new run, or continue with {how_to_accept}"
             )
         run.update_run(accepted_changes=[*fields.get("accepted_changes", []), {"after_step": step, "what": changed}])
         note = f"accepted changes after step {step}:\n{listed}"

@@ -166,6 +166,8 @@ class Check:
         with tempfile.TemporaryDirectory(prefix="bapo-compose-") as folder:
             self._stack.compose("cp", f"buffer:/bapo/outputs/{RUN}", folder)
             run = Path(folder) / RUN
+            if not (run / "inputs.json").is_file():
+                raise CheckError("the service check has recorded no digests of data, reward and model")
             num_steps = self._num_steps if whole else last_step(run)
             if found := complaints(run, num_steps=num_steps, is_whole=whole):
                 raise CheckError("the records are not whole: " + "; ".join(found))
