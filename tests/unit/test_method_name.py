@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bapo.config.learner import SftConfig
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
 from services.dashboard.endpoints import view_of
@@ -42,6 +43,13 @@ def test_the_page_has_thresholds_only_where_they_decide(
     run = write_run(tmp_path / "mine", preset=preset)
     found = about(view_of(run, load_resolved(run.config_path)))
     assert (found["c1"], found["has_window"]) == (c1, window)
+
+
+def test_the_page_of_supervised_fine_tuning_names_its_data(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine", preset="grpo")
+    config = load_resolved(run.config_path).model_copy(update={"sft": SftConfig(data="chats.jsonl")})
+    found = about(view_of(run, config))
+    assert (found["method"], found["task"]) == ("supervised fine-tuning", "chats.jsonl")
 
 
 def test_a_config_without_a_record_of_its_preset_is_named_by_its_composer() -> None:

@@ -122,7 +122,7 @@ const asStep = (params) => (/^\d+$/.test(params.get("step") ?? "") ? Number(para
 
 function describe(run, live) {
   if (!run) return "";
-  const status = run.status ?? (live ? "buffer only" : "not started");
+  const status = run.status ?? (live ? "running" : "no launcher"); // of containers and of bapo sft none is recorded
   return `${run.method} on ${run.task} with ${run.model}, ${status}${run.started_at ? `, started ${moment(run.started_at)}` : ""}`;
 }
 
