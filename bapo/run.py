@@ -37,6 +37,7 @@ from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from bapo.runtime.run_directory.rows import MetricsRow
 
 POLL_S = 0.2
+RECORDS_POLL_S = 2.0
 STOP_S = 120.0
 INTERRUPTED = 130
 REWARD_FILE = "reward.py"
@@ -121,7 +122,7 @@ class Run:
                         yield row
                 if has_ended:
                     break
-                time.sleep(POLL_S)
+                self._pause()
         self.wait()
 
     @property
@@ -158,7 +159,7 @@ class Run:
         """
         with self._stopped_by_interrupt():
             while self.is_running:
-                time.sleep(POLL_S)
+                self._pause()
         if self._launcher:
             self._launcher.check(self.path)
         elif self.status == "failed":
@@ -197,6 +198,10 @@ class Run:
         if done.returncode:
             raise BapoError(done.stderr.strip().removeprefix("error: "))
         return Path(done.stdout.splitlines()[-1])
+
+    def _pause(self) -> None:
+        """Between two looks; that at a run without a launcher reads all its records."""
+        time.sleep(POLL_S if self._launcher or self._run.status else RECORDS_POLL_S)
 
     @contextmanager
     def _stopped_by_interrupt(self) -> Iterator[None]:
