@@ -115,7 +115,9 @@ def check_contrasts(compared: Compared, page: str, heading: str, end: str, split
 
 
 def test_the_contrasts_of_the_mixture_are_those_of_the_records(tmp_path: Path) -> None:
-    check_contrasts(unpacked("mixture", tmp_path), "mixture", "## Result", "**Verdict")
+    mixture = unpacked("mixture", tmp_path)
+    check_contrasts(mixture, "mixture", "## Result", "**Verdict")
+    check_contrasts(mixture, "mixture", "## The other arms", "Without")
 
 
 def test_the_contrasts_of_the_review_are_those_of_the_records(tmp_path: Path) -> None:
