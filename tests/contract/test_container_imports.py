@@ -220,17 +220,8 @@ def is_below(path: str, pattern: str) -> bool:
 def test_each_service_that_builds_prompts_sees_the_model() -> None:
     """Chat templates and tokenizers are files of the model."""
     services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    for name in (
-        "create",
-        "check",
-        "scheduler",
-        "evaluator",
-        "rollout",
-        "learner",
-        "check-gpu",
-        "rollout-gpu",
-        "learner-gpu",
-    ):
+    names = "create check scheduler evaluator rollout learner check-gpu rollout-gpu learner-gpu"
+    for name in names.split():
         assert any(str(volume).endswith(":/bapo/models:ro") for volume in services[name]["volumes"]), name
 
 

@@ -252,7 +252,9 @@ def test_a_follower_reads_whole_lines_once_and_begins_again_after_a_rotation(tmp
 def test_stop_ends_no_process_that_is_not_the_launcher_of_a_running_run(
     folder: Path, fields: dict[str, object], words: str
 ) -> None:
-    make_run("outputs/mine", **fields)
+    run = make_run("outputs/mine", **fields)
+    assert words in refused("stop", "outputs/mine", "--yes")
+    (run.path / "metrics.jsonl").write_text("damaged\n" * 2)
     assert words in refused("stop", "outputs/mine", "--yes")
 
 

@@ -13,7 +13,7 @@ import psutil
 import typer
 
 from bapo.cli.arguments import Run, Yes, confirm, open_run, started_line, waiting
-from bapo.cli.running.runs import state_of
+from bapo.cli.running.runs import state_name, state_of
 from bapo.config.load import load_resolved
 from bapo.core.errors import ConfigError, DeadlineError
 from bapo.core.text import plain
@@ -64,11 +64,11 @@ def _how_to_resume(run: RunDirectory) -> str:
 
 def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:
     """The launcher process of the run. Raises: ConfigError if there is none on this machine."""
-    state = state_of(run).state
-    if fields.get("status") is None and state == "running":
+    if fields.get("status") is None and state_of(run).state == "running":
         is_sft = load_resolved(run.config_path).sft is not None
         how = "Ctrl-C in the terminal of bapo sft" if is_sft else "docker compose stop, or kubectl"
         raise ConfigError(f"run {run.path} has no launcher: stop it with {how}")
+    state = state_name(run, fields)  # of run.json alone: a run whose other records are damaged can be stopped, too
     if state not in UNDER_WAY:
         raise ConfigError(f"run {run.path} is not running: it is {state}")
     host = fields.get("host")
